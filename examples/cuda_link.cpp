@@ -1,5 +1,5 @@
-// A CUDA engine of one's own on Ferry's CUDA link: page-locked experts on the host, slots on the GPU, copies under
-// computation. Everything else here stands for an engine's own code. Needs the CUDA runtime, no kernels and no nvcc.
+// An engine's own CUDA code on Ferry's CUDA link: page-locked experts on the host, slots on the GPU, copies beside the
+// computation. Everything else here stands for an engine's own code. Needs the CUDA runtime, but no kernels and no nvcc.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -39,7 +39,7 @@ int main() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return std::puts("skipped: no GPU"), 0;
 
-  // The engine's experts, in one page-locked block; and what stands for its results.
+  // The engine's experts in one page-locked block, and a block that stands for its results.
   unsigned char *host = nullptr, *results = nullptr;
   check(cudaMallocHost(reinterpret_cast<void**>(&host), layers * experts * expert_bytes));
   check(cudaMallocHost(reinterpret_cast<void**>(&results), layers * experts));
@@ -76,7 +76,7 @@ int main() {
       for (std::uint16_t l = 0; l < layers; ++l) {
         const std::vector<float> scores = gate(token, l);
         const ferry::Plan plan = pipe.plan({l, scores, scores});
-        std::vector<float> predicted;  // a real engine's gate kernel gives these rows with its own
+        std::vector<float> predicted;  // a real engine's gate kernel computes these rows with its own
         pipe.look_ahead(ferry::RowSource::gate_input, [&](std::uint16_t next, std::uint16_t /*distance*/) {
           predicted = gate(token, next);
           return ferry::Scores{next, predicted, predicted};
@@ -102,7 +102,7 @@ int main() {
     std::printf("%llu requests, %.1f%% hits, %llu bytes copied, at best %.1f GB/s\n",
                 static_cast<unsigned long long>(o.requests), 100 * o.hit_rate(),
                 static_cast<unsigned long long>(link.bytes_copied()), link.peak_bytes_per_s() * 1e-9);
-  } catch (const std::exception& e) {  // no room on the GPU, or an error of CUDA: the text says which call
+  } catch (const std::exception& e) {  // no room on the GPU, or a CUDA error: the text names the call
     std::printf("%s\n", e.what());
     return 1;
   }

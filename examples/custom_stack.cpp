@@ -1,4 +1,4 @@
-// A stack of one's own, composed at compile time: parts of all three papers, and a cache policy written here.
+// A custom stack, composed at compile time from parts of all three papers and a cache policy that is written here.
 #include <cstdio>
 #include <random>
 #include <vector>

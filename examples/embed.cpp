@@ -1,6 +1,6 @@
-// An engine that keeps its tensors: three banks (gate, up, down) as ggml has them, of which only slots are on the device.
-// Slot s is slice s of each bank, so a product with indirect experts (ggml's MUL_MAT_ID) runs from slots: its ids are
-// slots instead of experts, and nb[2] is a slot's stride.
+// An engine that keeps its tensors: three banks (gate, up, down) in ggml's layout, of which only slots are on the device.
+// Slot s is slice s of each bank, so a product with indirect experts (ggml's MUL_MAT_ID) runs from slots: it takes slots
+// instead of experts as ids, and nb[2] is a slot's stride.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -16,7 +16,7 @@ constexpr std::uint32_t dim = 24, inner = 40, rows = 3;
 using Floats = std::vector<float>;
 using Ids = std::vector<std::uint32_t>;
 
-/// Made-up numbers between -1 and 1, for weights and activations; slots begin with some, too, that no expert has.
+/// Made-up numbers between -1 and 1 for weights and activations. Slots begin with other such numbers, which no expert has.
 Floats random(std::size_t count) {
   static std::mt19937 draw(1);
   Floats all(count);
@@ -85,7 +85,7 @@ int main() {
   using Stack = ferry::stacks::CrossLayerLru;
   ferry::CoreConfig<Stack> config;
   config.model = {{layers, experts, top_k, rows, ferry::Renormalise::yes}, {{0, 0, 0, 0, 3 * host[0].gate.nb[2]}}};
-  // A product over all ids runs behind all copies of its layer: none may wait for another's `done`.
+  // A product over all ids runs after all copies of its layer, so no copy may wait for the `done` of a task.
   Stack::set_up(config, {config.model.all_bytes() / 2, ferry::unwaited_stream_slots(config.model)});
   BankLink link{host, Bank(config.allotment.slots())};
   ferry::OffloadPipeline<Stack, BankLink> pipe(config, link);

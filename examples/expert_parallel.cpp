@@ -21,7 +21,7 @@ void run_expert(const float* weights, const float* x, float* y) {
   for (std::uint32_t i = 0; i < dim; ++i) y[i] = weights[i] * x[i];
 }
 
-/// Its model has the experts that it owns, which it numbers from 0: expert e is e / ranks of rank e % ranks.
+/// One rank, whose model has only the experts that it owns, numbered from 0: expert e is e / ranks on rank e % ranks.
 class Rank {
   using Stack = ferry::stacks::LruCache;
 
@@ -39,7 +39,7 @@ class Rank {
 
   void begin_step(ferry::View<const std::uint32_t> sequences) { pipe_.begin_step({ferry::Phase::decode, sequences}); }
 
-  /// Writes what its experts make of x [rows, dim] to their places of y [rows * top_k, dim].
+  /// Writes what the rank's own experts compute from x [rows, dim] to their places in y [rows * top_k, dim].
   void layer(std::uint16_t l, std::vector<ferry::Route> routes, const Floats& x, Floats& y) {
     for (ferry::Route& r : routes) {
       const bool own = r.expert % ranks == rank_;
@@ -106,7 +106,7 @@ int main() {
         for (std::uint32_t k = 0; k < top_k; ++k) routes.push_back({order[k], liked[order[k]]});
       }
       Floats y(rows * top_k * dim, 1e30F), expected(y.size());
-      for (const auto& rank : all) rank->layer(l, routes, x, y);  // dispatch and combine of a real engine
+      for (const auto& rank : all) rank->layer(l, routes, x, y);  // in a real engine: dispatch and combine
       for (std::uint32_t a = 0; a < routes.size(); ++a) {
         run_expert(&host[(l * experts + routes[a].expert) * dim], &x[a / top_k * dim], &expected[a * dim]);
       }

@@ -1,5 +1,5 @@
-// An engine that computes a layer's experts in one grouped kernel. It runs behind all copies of its layer, so the budget
-// takes as many stream slots as a layer can ask for: with fewer, a copy may wait for `done` of a task before it.
+// An engine that computes a layer's experts in one grouped kernel, which runs after all copies of its layer. The budget
+// therefore includes a stream slot for each expert that a layer can ask for: with fewer, a copy may wait for a task's `done`.
 #include <cstdio>
 #include <random>
 
@@ -13,7 +13,7 @@ constexpr std::uint32_t layers = 4, experts = 32, top_k = 3;
 constexpr std::uint32_t dim = 16, rows = 8;
 using Floats = std::vector<float>;
 
-/// One problem of a grouped kernel: where the weights [dim, dim] are, and which stretch of the list of rows is theirs.
+/// One problem of a grouped kernel: where the weights [dim, dim] are, and which part of the list of rows they apply to.
 struct Group {
   const float* weights;
   std::uint32_t first, rows;

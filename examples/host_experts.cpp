@@ -1,5 +1,5 @@
-// The stack `Ferry`: what is missing is computed by the host, from where it lies, while the device computes what it has;
-// copies follow behind, and nobody waits for them. What it weighs are three costs, measured here before the first step.
+// The stack `Ferry`: the host computes missing experts where they lie, while the device computes those it has; copies follow
+// behind, and nobody waits for them. The stack weighs three costs, which are measured here before the first step.
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -74,7 +74,7 @@ int main() {
     for (std::uint16_t l = 0; l < layers; ++l) {
       const ferry::View<const float> scores(&taste[l * experts], experts);
       const ferry::Plan plan = pipe.plan({l, scores, scores});
-      // Tasks of the host have no slot. Each task writes rows of its own, so both sides need no lock.
+      // Tasks of the host have no slot. Each task writes its own rows, so the two sides need no lock.
       auto run = [&](const ferry::Task& task, const float* weights) {
         for (const std::uint32_t a : plan.assignments.part(task.first, task.rows)) {
           run_expert(weights, x.data(), &y[a * dim]);
@@ -96,7 +96,7 @@ int main() {
         pipe.done(task);
       }
       if (beside.valid()) beside.get();
-      pipe.finish(l);  // with `Times`, where costs are not known before
+      pipe.finish(l);  // pass `Times` if costs are not known beforehand
 
       Floats expected(dim);
       for (std::uint32_t a = 0; a < plan.routes.size; ++a) {

@@ -40,7 +40,7 @@ class OwnCache {
 struct Record {
   std::vector<std::uint16_t> experts;  // [tokens, layers, top_k]
   std::vector<float> scores,
-      predicted;  // [tokens, layers, experts]: of all, and the next layer's from this one's input
+      predicted;  // [tokens, layers, experts]: this layer's, and the next layer's from this one's input
 };
 
 /// Decodes, and returns the hits of the engine's own cache.

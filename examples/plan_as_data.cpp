@@ -1,6 +1,6 @@
-// Decisions as data: an engine whose experts' bytes are somebody else's business - a process beside the GPU, another
-// thread, a later run. A CommandBuffer stands for the link: it is never called back, and what it collects goes, with the
-// tasks, to whoever carries them out. Here that is a log of bytes, read when everything has been decided.
+// Decisions as data, for an engine in which another side moves the experts' bytes: a process beside the GPU, another thread,
+// a later run. A CommandBuffer stands for the link. It calls nobody: what it collects goes, with the tasks, to the side that
+// carries them out. Here that is a log of bytes, read after everything has been decided.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -45,14 +45,14 @@ std::byte content(ferry::ExpertId id) {
   return static_cast<std::byte>(id.layer * experts + id.expert);
 }
 
-/// The side that carries out, in order: copies, then the tasks that read them. It knows slots and bytes, and nothing of
-/// policies. Returns how many tasks found their expert, and counts the bytes that it copied.
+/// The side that carries out copies, and then the tasks that read them, in order. It knows slots and bytes, but no policies.
+/// Returns how many tasks found their expert, and counts the bytes that it copied.
 std::uint64_t carry_out(Log& log, std::uint32_t slots, std::uint64_t& copied) {
   std::vector<std::byte> device(slots * expert_bytes);
   std::uint64_t good = 0;
   while (!log.ended()) {
     for (const ferry::Command& c : log.read<ferry::Command>()) {
-      if (c.kind != ferry::Command::Kind::copy) continue;  // the others are for those who copy beside computation
+      if (c.kind != ferry::Command::Kind::copy) continue;  // the others matter where copies run beside the computation
       std::memset(&device[c.copy.slot * expert_bytes], static_cast<int>(content(c.copy.what.id)), expert_bytes);
       copied += expert_bytes;
     }
@@ -74,7 +74,7 @@ int main() {
   ferry::CoreConfig<Stack> config;
   config.model = {{layers, experts, top_k, 1, ferry::Renormalise::yes}, {{0, 0, 0, 0, expert_bytes}}};
   Stack::set_up(config, config.model.all_bytes() / 4);
-  ferry::CommandBuffer buffer;  // carried out in order: with Progress::reported, what has landed is reported
+  ferry::CommandBuffer buffer;  // carried out in order; with Progress::reported, landed copies are reported
   ferry::OffloadPipeline<Stack, ferry::CommandBuffer> pipe(config, buffer);
 
   Log log;
@@ -85,7 +85,7 @@ int main() {
     pipe.done(tasks);
   };
   std::mt19937 random(1);
-  std::vector<float> scores(layers * experts);  // of the gates: the only thing that comes back in a real engine
+  std::vector<float> scores(layers * experts);  // the gates' scores: all that comes back in a real engine
   const std::uint32_t sequence = 0;
   for (std::uint32_t token = 0; token < tokens; ++token) {
     for (float& s : scores) s = 0.8F * s + 0.2F * static_cast<float>(random() % 1000) / 1000;

@@ -1,7 +1,7 @@
-// A cache policy written here, in a stack of its own, on routing that a model was recorded with: beside stacks that come
-// with Ferry, on a machine out of reference_engine/machines. docs/tutorial.md leads here.
-//   replay_trace TRACE [SHAPE [MACHINE [PERCENT]]]    experts counted as large as SHAPE's, PERCENT of them fit
-// Built with the reference engine, whose readers of traces and of machines it takes.
+// A cache policy that is written here, in a stack of its own, on recorded routing, beside stacks that come with Ferry, on a
+// machine from reference_engine/machines. docs/tutorial.md leads here.
+//   replay_trace TRACE [SHAPE [MACHINE [PERCENT]]]    experts count as large as SHAPE's, and PERCENT of them fit
+// It is built with the reference engine, whose readers of traces and machines it uses.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

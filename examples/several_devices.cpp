@@ -35,8 +35,8 @@ class Device {
         link_(memory_, {}),
         pipe_(config_, link_) {}
 
-  /// One token through this device's layers; false if an expert was not what its slot holds. `scores`: [layers, experts]
-  /// of the whole model.
+  /// Runs one token through this device's layers; false if a slot does not hold its expert. `scores`: [layers, experts] of the
+  /// whole model.
   bool run(const std::vector<float>& scores) {
     bool good = true;
     const std::uint32_t sequence = 0;
@@ -76,7 +76,7 @@ class Device {
   std::uint16_t first_;
   ferry::CoreConfig<Stack> config_;
   ferry::SlotMemory memory_;
-  ferry::HostThread link_;  // gone before the memory that its thread writes
+  ferry::HostThread link_;  // destroyed before the memory that its thread writes
   ferry::OffloadPipeline<Stack, ferry::HostThread> pipe_;
 };
 
@@ -87,14 +87,14 @@ int main() {
   for (std::uint16_t l = 0; l < layers; ++l) {
     for (std::uint16_t e = 0; e < experts; ++e) host.insert(host.end(), expert_bytes, content({l, e}));
   }
-  // The second device is smaller. Layers are dealt so that each device has room for half of its experts.
+  // The second device is smaller. The layers are split so that each device has room for half of its experts.
   Device big(host, 0, 6, 6 * experts * expert_bytes / 2), small(host, 6, 4, 4 * experts * expert_bytes / 2);
 
   std::mt19937 random(1);
   std::vector<float> scores(layers * experts);  // drifting from token to token
   for (int token = 0; token < 100; ++token) {
     for (float& s : scores) s = 0.7F * s + 0.3F * static_cast<float>(random() % 1000) / 1000;
-    // A real engine sends the hidden state on in between, and has the first begin with another sequence meanwhile.
+    // A real engine passes the hidden state on in between; meanwhile the first device begins with another sequence.
     if (!big.run(scores) || !small.run(scores)) return std::puts("wrong bytes!"), 1;
   }
   std::uint64_t requests = 0;

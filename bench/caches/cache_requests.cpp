@@ -1,7 +1,7 @@
 // What each cache policy costs a request, beside its hit rate: recorded routing replayed as cache simulators replay.
 //
-// One pool over all layers, one request after another. The clock runs over nothing but what a cache is made of: where
-// an expert is (a flat array), the policy's own calls, and which expert leaves. Routing is laid out flat before.
+// One pool over all layers, one request after another. Only the parts of a cache are timed: finding an expert (in a flat
+// array), the policy's own calls, and the eviction. The routing is laid out flat beforehand.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -219,7 +219,7 @@ std::string table(const Arguments& a, const Requests& r, Json& json) {
   std::vector<std::uint32_t> slots;
   for (const double size : a.sizes) slots.push_back(slots_for(size, r));
 
-  // In turns, so that what disturbs meets all of them.
+  // Policies take turns, so that a disturbance meets all of them.
   std::vector<Replayed> best(policies.size() * columns);
   for (std::uint32_t round = 0; round < a.repeat; ++round) {
     std::fputs(fmt::format("{}: round {} of {}\n", r.name, round + 1, a.repeat).c_str(), stderr);

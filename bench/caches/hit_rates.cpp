@@ -124,7 +124,7 @@ Allotment lay_out(Layout layout, const Trace& t, std::uint32_t slots, std::uint3
   return a;
 }
 
-/// All experts: evenly over the layers, expert 0 first; or the most used in decode first.
+/// The order in which all experts are preloaded: evenly over the layers from expert 0 on, or those used most in decode first.
 std::vector<ExpertId> to_preload(Fill fill, const Trace& t, const std::vector<ExpertId>& uses) {
   std::vector<ExpertId> ids;
   if (fill == Fill::none) return ids;
@@ -368,7 +368,7 @@ std::unique_ptr<engine::TraceFile> record(const Arguments& a) {
   return made;
 }
 
-/// Its first tokens: what a replay reads of the arrays, whose rest stays behind them.
+/// The first tokens of a trace. Arrays that are indexed by token keep their length, since a replay reads no further.
 Trace first_of(Trace t, std::uint32_t tokens) {
   t.tokens = std::min(t.tokens, tokens);
   while (t.sequence_start.back() >= t.tokens) t.sequence_start = t.sequence_start.first(t.sequences() - 1U);

@@ -5,8 +5,8 @@
 
 namespace ferry::bench {
 
-/// ferry::Lfu by sequence, but for ties: those go to the expert that was used longest ago, not to the lower slot. Here
-/// because BigMoeOnEdge's replay breaks ties so, and to see what ties are worth.
+/// ferry::Lfu by sequence, except that ties go to the expert that was used longest ago, not to the lower slot. It is here
+/// because BigMoeOnEdge's replay breaks ties like this, and to see what ties are worth.
 class LfuThenLru {
  public:
   void reserve(Carver& carve, const PoolShape& pool) {

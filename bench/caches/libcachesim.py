@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 PUBLISHED = 'its README: "over 20M requests/sec for a realistic trace replay"'
-# Ours, libCacheSim's, by how many hits a request they may differ.
+# Our policy, libCacheSim's, and by how many hits a request the two may differ.
 PAIRS = [
     ("Lru", "LRU", 0),
     ("Arc", "ARC", 1e-4),

@@ -258,7 +258,7 @@ ByteHits by_bytes(const Trace& t, const ByteBudget& budget, const Cache& policy)
         s.barred[at] = needed;
       }
       while (s.used > budget.bytes / pools) {
-        // For an expert that is there already: nothing comes in now, and so nothing can be refused.
+        // A victim for an expert that is resident already: as nothing comes in now, the policy cannot refuse.
         std::uint32_t there = 0;
         while (there < most && s.barred[there] != 0) ++there;
         if (there == most) break;

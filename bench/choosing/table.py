@@ -70,7 +70,7 @@ def geometric_mean(values):
 
 
 def chosen(results, loss, left_out):
-    """Over the results of a row, those that lose no more: the best stack, and the next."""
+    """The best stack and the next over the results of a row, among stacks that lose no more than `loss`."""
     runs = []
     for result in results:
         runs.append({row["stack"]: row for row in result["ranking"]
@@ -90,7 +90,7 @@ def chosen(results, loss, left_out):
 
 
 def helps(results):
-    """What helps most where nothing may be lost: what a token takes then of what it takes now, in the geometric mean."""
+    """The upgrades that help most where nothing may be lost, each with the geometric mean of new time over old a token."""
     ratios = {}
     for result in results:
         for u in result["upgrades"]:

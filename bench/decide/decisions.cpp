@@ -31,7 +31,7 @@ struct NamedStacks {
 
 constexpr std::uint16_t layers = Routing::layers;
 
-/// A pool over all layers, full: what is used and what comes in is drawn by a fixed rule, popular experts more often.
+/// Runs on a full pool over all layers. A fixed rule draws what is used and what comes in, popular experts more often.
 template <class Cache>
 void cache_operations(const char* name, const Cache& policy) {
   for (const std::uint32_t slots : {64U, 512U}) {

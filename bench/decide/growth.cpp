@@ -46,7 +46,7 @@ struct Case {
 
   static constexpr double layers_a_run = double{Routing::steps} * Routing::layers;
 
-  /// For some milliseconds, after a run that brings its memory back into the caches.
+  /// Runs for some milliseconds, after one run that brings the case's memory back into the caches.
   void measure() {
     run();
     const std::clock_t begin = std::clock();
@@ -67,11 +67,11 @@ struct Case {
     const Outcomes &now = after.of(Phase::decode), &then = before.of(Phase::decode);
     return 100.0 * static_cast<double>(now.hits - then.hits) / static_cast<double>(now.requests - then.requests);
   }
-  /// A layer: experts asked for, each once.
+  /// Distinct experts that a layer asks for.
   [[nodiscard]] double experts() const {
     return static_cast<double>(after.of(Phase::decode).requests - before.of(Phase::decode).requests) / layers;
   }
-  /// A layer: of misses and of prefetches.
+  /// Copies a layer, for misses and prefetches.
   [[nodiscard]] double copies() const {
     const auto all = [](const Counters& c) { return c.of(Phase::decode).misses + c.prefetch.issued; };
     return static_cast<double>(all(after) - all(before)) / layers;
@@ -96,11 +96,11 @@ Case make_case(std::size_t series, const LayerShape& shape, const LayOut& lay_ou
   return c;
 }
 
-/// So many experts a layer that the largest cache holds half of them.
+/// With this many experts a layer, the largest cache holds half of them.
 constexpr LayerShape sized{256, 6, 1};
 constexpr std::uint32_t least_slots = 8, most_slots = 4096, every_slot = Routing::layers * std::uint32_t{sized.experts};
 
-/// One pool over all layers. HOBBIT's are two, of as many bytes: a tenth of them is the low one's.
+/// One pool over all layers. HOBBIT has two pools with as many bytes together; a tenth of them is the low pool's.
 template <class Stack>
 void cases_by_size(std::size_t series, std::vector<Case>& cases) {
   const auto add = [&](std::uint32_t slots) {
@@ -145,12 +145,12 @@ struct SizeFit {
   double ratio = 0;     ///< of the largest to the smallest cache
   double exponent = 0;  ///< of the power law between these two
   double slope = 0;     ///< of the line through all sizes
-  double per_copy = 0;  ///< the slope of what a copy costs; NaN if that is not known, or too little to be told
+  double per_copy = 0;  ///< the slope of a copy's cost; NaN if that is unknown or too small to tell
   double step = 0;      ///< the steepest rise from one size to the next, as an exponent
 };
 
-/// What a layer costs more than with every expert resident, by its copies. NaN where there are next to none, and with
-/// prefetches: what is predicted costs, too, and not by the copy.
+/// By how much a copy makes a layer more expensive than one with every expert resident. NaN where there are next to no copies,
+/// and with prefetches, because predicting costs time, too, and not by the copy.
 double copy_ns(const Case& c, const Case& all_resident) {
   const double more = c.copies() - all_resident.copies();
   return more > 0.01 && c.after.prefetch.issued == 0 ? (c.ns() - all_resident.ns()) / more : std::nan("");

@@ -1,5 +1,5 @@
 // One stack's decisions in a function of their own, for a tool that counts its instructions (bench/decide/instructions).
-// With FERRY_PLAN_APART `plan` is in one of its own, too: another program, because that costs the decisions some.
+// With FERRY_PLAN_APART `plan` is in its own function, too. That is a separate program, because it slows decisions down.
 #include <fmt/format.h>
 
 #include "layer.hpp"

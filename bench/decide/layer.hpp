@@ -57,7 +57,7 @@ class Routing {
     return {sequences_.data(), static_cast<std::uint32_t>(sequences_.size())};
   }
   [[nodiscard]] Scores scores(std::uint32_t step, std::uint16_t layer) const { return rows(step, layer, layer, 0); }
-  /// Of the layer `distance` behind `layer`, from its gate input; 1 to `ahead`.
+  /// Predicted from the gate input of `layer` for the layer that is `distance` (1 to `ahead`) after it.
   [[nodiscard]] Scores predicted(std::uint32_t step, std::uint16_t layer, std::uint16_t distance) const {
     return rows(step, layer, static_cast<std::uint16_t>(layer + distance), distance);
   }
@@ -65,7 +65,7 @@ class Routing {
     return rows(step, layer, static_cast<std::uint16_t>(layer + 1), ahead + 1U);
   }
 
-  /// Sends for the rows of the layer behind this one. `kind`: 0 scores, 1 to `ahead` predicted, behind them partial.
+  /// Prefetches the rows of the next layer into the caches. `kind`: 0 scores, 1 to `ahead` predicted, after these partial.
   void fetch_next(std::uint32_t step, std::uint16_t layer, std::uint32_t kind) const {
     const std::uint32_t next = (step * layers + layer + 1U) % (steps * layers);
     const auto size = static_cast<std::uint32_t>(sequences_.size() * model_.experts);
@@ -121,7 +121,7 @@ class Routing {
 inline constexpr Nanoseconds copy_cost = 1000;
 inline constexpr Times layer_times{2500, 500, 500, 2000};
 
-/// How a decision calls `plan`: as an engine does, in a function of its own (for a tool that counts it), or timed.
+/// How a decision calls `plan`: directly, in a function of its own (for a tool that counts its instructions), or timed.
 enum class PlanCall { plain, apart, timed };
 
 /// A stack in its warm state, and the next layer that it decides.
@@ -139,7 +139,7 @@ class LayerDecision {
   /// plan, look_ahead, done, finish.
   template <PlanCall call = PlanCall::plain>
   void next() {
-    // An engine's gate has just made the scores: here they come from memory, so the next layer's are sent for.
+    // In an engine the gate has just written the scores. Here they come from memory, so the next layer's are prefetched.
     routing_.fetch_next(step_, layer_, 0);
     if constexpr (rows == RowSource::gate_input) {
       for (std::uint32_t d = 1; d <= pipe_.look_ahead_depth(); ++d) routing_.fetch_next(step_, layer_, d);
@@ -178,7 +178,7 @@ class LayerDecision {
 
   [[nodiscard]] const Counters& counters() const { return pipe_.counters(); }
 
-  /// Nanoseconds that `plan` alone takes, the median of some, less what telling the time takes.
+  /// The median time of `plan` alone over some calls, in nanoseconds, less what reading the clock takes.
   [[nodiscard]] double plan_ns() {
     constexpr std::uint32_t times = 2048;
     std::vector<Ticks> nothing;

@@ -17,15 +17,15 @@ inline constexpr LayerShape layer_shapes[] = {{64, 6, 1}, {64, 6, 8}, {8, 2, 1},
 
 inline std::pair<std::string, std::shared_ptr<void>> last_kept;
 
-/// What `make` gives, kept as long as `name` is asked for: a benchmark's function is called several times.
+/// Keeps what `make` returns as long as `name` is asked for, because a benchmark's function is called several times.
 template <class T, class Make>
 T& kept(const std::string& name, const Make& make) {
   if (last_kept.first != name) last_kept = {name, make()};
   return *static_cast<T*>(last_kept.second.get());
 }
 
-/// Registers a stack at each shape. `configure(config, budget_bytes)` sets what is not the default; the model, a quarter
-/// of its bytes as budget, and the costs are set before.
+/// Registers a stack at each shape. `configure(config, budget_bytes)` sets what differs from the defaults. The model and the
+/// costs are set before it is called; the budget is a quarter of the model's bytes.
 template <class Stack, class Configure>
 void register_layer(const std::string& name, bool preloads, const Configure& configure) {
   for (const LayerShape& shape : layer_shapes) {

@@ -6,10 +6,10 @@
 //    the same kernels on the same bytes, done, finish, the same sum;
 //  - engine: the reference engine's runner for `resident`, which also reads clocks, notes what was used, counts
 //    top-score experts, and copies each expert's rows in and out. Its experts are in memory of its own.
-// Direct goes twice, so that what differs between equals is known. Results must be the same, bit for bit.
+// Direct runs twice, which shows how far equals differ. Results must be the same, bit for bit.
 //
-// First layers of experts alone, of two tiny and two real sizes, with made-up weights; then the bundled models as they
-// are, attention and all.
+// The first part runs layers of experts alone, of two tiny and two real sizes, with made-up weights; the second the bundled
+// models as they are, attention and all.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -67,7 +67,7 @@ Size size_of(const std::string& name) {
                    " (expected tiny-qwen-moe, tiny-mixtral, qwen1.5-moe or mixtral-8x7b)");
 }
 
-/// Experts with different bytes, in hardly more memory than one: each begins a little later in the same numbers.
+/// Experts with different bytes in hardly more memory than one expert takes: each begins a little later in the same numbers.
 class MadeUpExperts final : public ExpertStore {
  public:
   MadeUpExperts(const ExpertLayout& layout, std::uint32_t experts)
@@ -97,8 +97,8 @@ class MadeUpExperts final : public ExpertStore {
   std::vector<std::uint16_t> numbers_;
 };
 
-/// Computes a token's experts, one row, and adds them up. What only other stacks and reports ask of a runner is left
-/// out.
+/// Computes the experts of one token, one row, and adds them up. It leaves out what only other stacks and reports ask of a
+/// runner.
 class OneRow : public test::BareRunner {
  public:
   OneRow(const ExpertLayout& layout, std::uint32_t top_k) : kernel_(layout), results_(top_k) {}
@@ -212,7 +212,7 @@ class Direct final : public OneRow {
   std::vector<const std::byte*> blocks_;  ///< [layers, experts]
 };
 
-/// The middle of some numbers, and what a quarter of them lies below and above.
+/// The median of some numbers, and their first and third quartile.
 struct Quartiles {
   double low = 0, median = 0, high = 0;
 
@@ -230,7 +230,7 @@ struct Measured {
   std::array<std::vector<double>, ways> ns;  ///< a token's, by round
 
   [[nodiscard]] double median_ns(Way w) const { return Quartiles(ns[w]).median; }
-  /// What a way adds to direct calls, in percent: of each round, since noise lasts longer than one.
+  /// What a way adds to direct calls, in percent, round by round: noise lasts longer than a round, and so cancels out.
   [[nodiscard]] Quartiles added(Way w) const {
     std::vector<double> percent;
     for (std::size_t r = 0; r < ns[w].size(); ++r) percent.push_back((ns[w][r] / ns[direct][r] - 1) * 100);
@@ -238,9 +238,8 @@ struct Measured {
   }
 };
 
-/// Runs all ways for that long, in an order of chance each time. `turn(runner, results)` runs `tokens`. Each turn is
-/// run twice, and the second time counts: what the one before has left in caches is nobody's advantage. Throws if
-/// results differ.
+/// Runs all ways for `seconds`, in a new random order each round. `turn(runner, results)` runs `tokens`. Each turn runs twice,
+/// and the second time counts, so that nobody gains by what the way before has left in the caches. Throws if results differ.
 template <class Turn>
 Measured in_turns(const std::array<ExpertRunner*, ways>& runners, double seconds, std::uint32_t tokens,
                   const Turn& turn) {
@@ -314,7 +313,7 @@ std::vector<MadeUpToken> made_up_tokens(const ModelConfig& m, std::uint32_t coun
   return tokens;
 }
 
-/// Nanoseconds that a layer's decisions take with nothing computed in between: they find their state in the caches.
+/// Nanoseconds that a layer's decisions take with nothing computed in between, so that their state stays in the caches.
 template <class LinkT>
 double decision_ns(Pipe<LinkT>& pipe, const std::vector<MadeUpToken>& tokens) {
   const std::uint32_t sequence[] = {0};

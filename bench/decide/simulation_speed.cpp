@@ -1,9 +1,9 @@
 // How many tokens a second each stack simulates, on one core.
 //
 // Made-up routing in decode, a sequence at a time, for a model of 32 layers with 64 experts, top-6. Each stack replays
-// it twice: as a trace of experts alone, where the stack needs no more, and with the scores of all experts, those
-// predicted and those of partial hidden states; each with and without what the bounds need. The floor is what no
-// simulation can undercut: walking the steps of the same trace and reading the k experts of every layer.
+// it twice: as a trace of experts alone, if the stack needs no more, and with all scores: the gates', the predicted ones
+// and those of partial hidden states. Both run with and without what the bounds need. The floor is what no simulation can
+// undercut: walking the steps of the same trace and reading the k experts of every layer.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -43,7 +43,7 @@ ModelFacts facts() {
   return m;
 }
 
-/// Processor time, the best of several, in seconds: what disturbs only slows down.
+/// Processor time of the fastest of several runs, in seconds, since disturbances only slow down.
 template <class Work>
 double fastest_s(std::uint32_t repeat, const Work& work) {
   std::clock_t least = 0;
@@ -130,7 +130,7 @@ int run(Arguments a) {
       for (const bool bounds : {false, true}) {
         result["experts_alone"][bounds ? "bounds" : "plain"] = speed(ids.trace, bounds, of_ids);
       }
-    } catch (const ConfigError&) {  // it ran with all rows: what it lacks is rows
+    } catch (const ConfigError&) {  // all rows were enough, so what it lacks here is rows
       result["experts_alone"] = nullptr;
       of_ids = fmt::format(" |{:>10}{:>10}{:>8} |{:>10}{:>10}{:>8}", "-", "-", "-", "-", "-", "-");
     }

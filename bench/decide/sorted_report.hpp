@@ -22,7 +22,7 @@ inline double nanoseconds(const benchmark::BenchmarkReporter::Run& run) {
   return run.GetAdjustedCPUTime() / benchmark::GetTimeUnitMultiplier(run.time_unit) * 1e9;
 }
 
-/// Keeps the fastest repetition of each: what disturbs only slows down. Shows how far it has got.
+/// Keeps the fastest repetition of each benchmark, since disturbances only slow down. Shows the progress.
 class Keep : public benchmark::BenchmarkReporter {
  public:
   bool ReportContext(const Context& /*context*/) override { return true; }

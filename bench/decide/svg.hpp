@@ -13,7 +13,7 @@
 
 namespace ferry::bench {
 
-/// The numbers from `low` to `high` at `from` to `to` (pixels), by their logarithms.
+/// Maps the numbers from `low` to `high` to pixels from `from` to `to`, by their logarithms.
 struct LogScale {
   double low = 1, high = 10, from = 0, to = 1;
 
@@ -28,7 +28,7 @@ struct LogScale {
     }
     return {low, std::max(high, low * 10), from, to};
   }
-  /// Numbers beyond the ends are put there.
+  /// Clamps numbers beyond the ends.
   [[nodiscard]] double operator()(double v) const {
     return from + std::log(std::clamp(v, low, high) / low) / std::log(high / low) * (to - from);
   }
@@ -54,7 +54,7 @@ inline std::string px(double v) {
   return s == "-0" ? "0" : s;
 }
 
-/// Writes one picture. Texts are escaped here; `attributes` are ours.
+/// Writes one picture. It escapes texts; `attributes` come from this program and stay as they are.
 class Svg {
  public:
   void rect(double x, double y, double w, double h, std::string_view attributes) {
@@ -79,7 +79,7 @@ class Svg {
                                              "m0,-4.6l4.4,8h-8.8z", "m0,-5l4.6,5l-4.6,5l-4.6,-5z"};
     path(fmt::format("M{},{}{}", px(x), px(y), shapes[index % 4]), attributes, tip);
   }
-  /// The whole file; `title` and `description` are for those who do not see it.
+  /// The whole file. `title` and `description` are for readers who cannot see it.
   [[nodiscard]] std::string finish(double width, double height, const std::string& title,
                                    const std::string& description, std::string_view style) const {
     return fmt::format(

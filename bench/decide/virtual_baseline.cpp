@@ -1,4 +1,4 @@
-// Template stacks beside the same stacks as engines write them: virtual interfaces, hash maps, lists and vectors.
+// Template stacks beside the same stacks written with virtual interfaces, hash maps, lists and vectors.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t pass = Routing::steps * Routing::layers;
 
-/// What bench::LayerDecision does, of a stack behind virtual interfaces.
+/// Does what bench::LayerDecision does, for a stack behind virtual interfaces.
 class VirtualDecision {
  public:
   VirtualDecision(const char* stack, const Allotment& allotment, const Routing& routing) : routing_(routing) {
@@ -83,8 +83,8 @@ void require_same(const char* stack, const dynamic::Stats& ours, const dynamic::
   std::exit(1);
 }
 
-/// Time: of one layer behind virtual interfaces. A turn is one pass over the same routing with each of the two; which
-/// goes first changes from turn to turn, so that noise meets both.
+/// Google Benchmark's time is that of one layer behind virtual interfaces. A turn is one pass over the same routing with each
+/// of the two; which goes first changes from turn to turn, so that noise meets both.
 template <class Stack>
 void compare(benchmark::State& state, const char* stack, const LayerShape& shape) {
   const Routing& routing = Routing::of(shape);

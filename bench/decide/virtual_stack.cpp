@@ -85,7 +85,7 @@ class PlainScheduler final : public Scheduler {
   }
 };
 
-/// As many prefetches as the layer's own time hides.
+/// Prefetches as many experts as the layer's own time hides.
 class BudgetScheduler final : public Scheduler {
  public:
   explicit BudgetScheduler(std::int64_t copy_ns) : copy_ns_(copy_ns) {}
@@ -308,7 +308,7 @@ Plan Engine::plan(int layer, std::span<const float> scores) {
   Cache& cache = *policies_.caches[static_cast<std::size_t>(layer)];
   std::vector<ExpertRequest> misses;
   plan.resident.reserve(requests.size());
-  for (ExpertRequest& r : requests) {  // hits first: they become recent before a victim is looked for
+  for (ExpertRequest& r : requests) {  // hits first, so that they become recent before a victim is looked for
     if (const std::optional<int> slot = cache.get(r.key)) {
       ++stats_.hits;
       plan.resident.push_back({r.key, r.format, *slot, std::move(r.routes)});

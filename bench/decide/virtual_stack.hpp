@@ -100,9 +100,9 @@ class Cache {
  public:
   virtual ~Cache() = default;
   virtual bool contains(const ExpertKey& key) const = 0;
-  /// Its slot if it is there, which counts as a use.
+  /// The expert's slot if it is resident. Counts as a use.
   virtual std::optional<int> get(const ExpertKey& key) = 0;
-  /// Takes it in, in a free slot or in that of an expert that is not pinned; no slot if all of them are.
+  /// Admits the expert to a free slot, or to that of an expert that is not pinned; no slot if all are pinned.
   virtual std::optional<int> put(const ExpertKey& key, bool prefetch, const ExpertSet& pinned) = 0;
 };
 
@@ -135,7 +135,7 @@ class Engine {
   Engine(Policies policies, const EngineConfig& config);
 
   Plan plan(int layer, std::span<const float> scores);
-  /// For a later layer, from the scores that its gate is expected to give.
+  /// Predicts for a later layer, from the scores that its gate is expected to give.
   std::vector<Copy> look_ahead(int layer, std::span<const float> scores);
   void done(const Task& task);
   void finish(int layer, const LayerTimes& times);

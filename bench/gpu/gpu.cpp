@@ -111,7 +111,7 @@ class Hold {
 
  private:
   static void CUDART_CB wait(void* hold) {
-    // Not for ever: a driver that waits for the stream itself would wait for ever, too.
+    // Waits for 200 ms at most: a driver that waits for this stream itself would otherwise never return.
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
     while (!static_cast<const Hold*>(hold)->released_ && std::chrono::steady_clock::now() < end) {
       std::this_thread::yield();
@@ -236,7 +236,7 @@ PlainCopies::PlainCopies(const Gpu& gpu, const std::vector<std::pair<const std::
 double PlainCopies::bytes_per_s() {
   const Event begin, end;
   const std::uint64_t bytes = from_.size() * block_bytes_;
-  // The best of 0.2 s, and of three at least: right after a run a device may still be busy with the memory it got back.
+  // The best of at least three passes and 0.2 s: right after a run a device may still be busy with the memory it got back.
   double best = 0, passed = 0;
   for (int i = 0; i < 3 || passed < 0.2; ++i) {
     begin.record(gpu_.stream());
@@ -257,14 +257,14 @@ double PlainCopies::bytes_per_s() {
 ExpertBytesMaker::ExpertBytesMaker(const ExpertLayout& layout) : layout_(layout), weights_(std::size_t{1} << 20U) {
   std::mt19937_64 random(1);
   for (std::uint16_t& w : weights_) {
-    // A sign, an exponent of 2^-14 to 2^-7 and 7 bits behind the point.
+    // A random bf16: either sign, an exponent from 2^-14 to 2^-7, and 7 bits of fraction.
     const auto bits = static_cast<std::uint32_t>(random());
     w = static_cast<std::uint16_t>((bits & 0x8000U) | (113U + (bits >> 8U & 7U)) << 7U | (bits & 0x7fU));
   }
 }
 
 void ExpertBytesMaker::make(std::uint64_t number, Precision p, std::byte* to) const {
-  // Everyone's own place in the numbers to begin at.
+  // Each expert begins at its own place in the numbers.
   const auto* all = reinterpret_cast<const std::byte*>(weights_.data());
   const std::uint64_t size = weights_.size() * sizeof(weights_[0]), first = number * 4098 % size;
   auto fill = [&](std::byte* at, std::uint64_t bytes) {

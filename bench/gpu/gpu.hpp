@@ -43,7 +43,7 @@ struct Samples {
 struct Comparison {
   std::string what;
   const char* unit = "";
-  double scale = 1;  ///< from what is held to the unit
+  double scale = 1;  ///< from the stored number to the unit
   Samples measured, ceiling;
   std::string ceiling_is;
   std::optional<double> goal;  ///< of the ratio
@@ -54,9 +54,9 @@ struct Comparison {
   [[nodiscard]] bool reached() const { return rate ? ratio() >= *goal : ratio() <= *goal; }
 };
 
-/// Prints a heading, and then comparisons as lines of a table.
+/// Prints a heading; lines of a table follow it.
 void print_heading(const std::string& title);
-/// Returns what it printed, with every sample.
+/// Prints a line of the table. Returns it with every sample.
 Json print(const Comparison& c);
 Json to_json(const Samples& s);
 
@@ -77,8 +77,8 @@ class Gpu {
   /// A block on the device. Throws InputError if there is no room.
   [[nodiscard]] engine::cuda::DeviceBlock block(std::uint64_t bytes) const;
 
-  /// The device's own time for what `work` puts on the stream, at most some 500 launches: all of it is queued before
-  /// any of it begins. Kernels must have run before, or the driver loads them in that time.
+  /// The device's own time for what `work` puts on the stream. All of it is queued before any of it begins, so it may be some
+  /// 500 launches at most. Kernels must have run before, because the driver would otherwise load them within that time.
   double seconds(const std::function<void()>& work) const;
 
   /// How fast the device reads its memory, in bytes a second: the best of three sums by cuBLAS and three copies on the
@@ -96,12 +96,12 @@ class Gpu {
   engine::cuda::DeviceBlock swept_, copied_, sum_;
 };
 
-/// Blocks of page-locked memory, and the rate of plain copies from them: what a link is held against.
+/// Blocks of page-locked memory, and the rate of plain copies from them, which is the ceiling for a link.
 class PlainCopies {
  public:
-  /// At least two blocks of memory of its own, and so many that they do not all sit in the host's caches.
+  /// Allocates at least two blocks, and so many that the host's caches do not hold them all.
   PlainCopies(const Gpu& gpu, std::uint64_t bytes, std::uint64_t block_bytes);
-  /// So many bytes of memory that is there, in blocks: how fast memory crosses also depends on which it is.
+  /// Copies `bytes` of existing memory in blocks: the rate also depends on which memory it is.
   PlainCopies(const Gpu& gpu, const std::vector<std::pair<const std::byte*, std::size_t>>& memory, std::uint64_t bytes,
               std::uint64_t block_bytes);
   double bytes_per_s();
@@ -119,7 +119,7 @@ std::string size_text(std::uint64_t bytes);
 /// A line on stderr.
 void say_progress(const std::string& what);
 
-/// Makes up the bytes of experts, quickly: weights that are finite and small, another expert's for each `number`.
+/// Makes up the bytes of experts, quickly: weights that are finite and small, and differ by `number`.
 class ExpertBytesMaker {
  public:
   explicit ExpertBytesMaker(const engine::ExpertLayout& layout);

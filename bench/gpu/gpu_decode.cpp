@@ -1,8 +1,8 @@
 // Whole models that decode, with their experts in the host's memory.
 //
-// The layers are those of real models, the weights are made up, and so is the routing (docs/synthetic.md): what is
-// copied has the proportions that papers report. Nothing depends on what the model computes, but it is checked: stacks
-// that lose nothing must give the resident model's logits, bit for bit.
+// The layers are those of real models. Weights and routing are made up (docs/synthetic.md), so that copies have the
+// proportions that papers report. What the model computes does not influence that, but it is checked: lossless stacks must
+// give the resident model's logits, bit for bit.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using namespace engine;
 
 namespace {
 
-/// What this process may still use of the host's memory: of a container no more than it has.
+/// Host memory that this process may still use, at most a container's limit.
 std::uint64_t free_host_bytes() {
   std::uint64_t bytes = ~std::uint64_t{0};
   std::ifstream meminfo("/proc/meminfo");
@@ -42,7 +42,7 @@ std::uint64_t free_host_bytes() {
   return bytes;
 }
 
-/// What a GiB of fresh memory takes here, with all threads.
+/// How long all threads together take to touch a GiB of fresh memory.
 double seconds_a_gib() {
   constexpr std::uint64_t piece = std::uint64_t{64} << 20U;
   const Pages pages(16 * piece);
@@ -51,7 +51,7 @@ double seconds_a_gib() {
   return static_cast<double>(now_ns() - begin) * 1e-9;
 }
 
-/// Passes everything on to a runner but the gates' scores, which are a trace's: real ones, predicted ones, and those of
+/// Passes everything on to a runner except the gates' scores: those come from a trace, with the predicted ones and those of
 /// partial hidden states. Steps take the trace's tokens one after the other.
 class MadeUpRouting final : public PassingRunner {
  public:
@@ -100,7 +100,7 @@ class MadeUpRouting final : public PassingRunner {
   std::array<Scores, most_ahead> predicted_;
 };
 
-/// One run of a stack: what was measured behind its warm-up.
+/// One run of a stack, as measured after its warm-up.
 struct Run {
   std::vector<double> tpot_s;
   double prefill_s = 0, stall_s = 0, host_wait_s = 0;  ///< the last two: a token
@@ -189,8 +189,8 @@ std::uint32_t DecodeBench::choose_layers() const {
   }
   std::uint32_t layers = shape_.layers();
   if (!a_.quick) {
-    // Fresh memory can be slow to come by, in virtual machines above all: at most 40 s of it. And at most 120 s of
-    // copies, if no stack had a hit.
+    // Fresh memory can be slow to get, above all in virtual machines, so getting it may take 40 s. Copies may take 120 s, even
+    // if no stack has a hit.
     host = std::min(host, static_cast<std::uint64_t>(40 / seconds_a_gib() * 0x1p30));
     const std::uint64_t uses =
         shape_.experts() + std::uint64_t{warm_up_ + a_.tokens} * shape_.number("num_experts_per_tok");
@@ -343,7 +343,7 @@ Json DecodeBench::run(bool& wrong) {
 Json DecodeBench::print_ceilings() const {
   const ModelConfig& c = model_->config();
   const std::uint64_t row_bytes = std::uint64_t{2} * c.hidden;
-  // Keys and values of all positions so far, in float32: of the middle token.
+  // Keys and values in float32, of all positions up to the middle token.
   const double positions = prompt_ + warm_up_ + (a_.tokens + 1) / 2.0;
   const double kv_bytes = positions * 2.0 * c.layers * c.kv_heads * c.head_dim * sizeof(float);
   const auto expert_bytes = static_cast<double>(model_->store().layout().bytes());
@@ -371,7 +371,7 @@ Json DecodeBench::print_table() const {
   struct Claim {
     const char *stack, *claim;
   };
-  // Of the papers' own machines and models.
+  // What the papers claim for their own machines and models.
   constexpr Claim claims[] = {
       {"fate", "up to 4.1 x on-demand, 2.2 x activation-path"},
       {"hobbit", "3.92 x moe-infinity on an RTX 4090"},

@@ -16,8 +16,8 @@ using cuda::Event;
 
 namespace {
 
-/// A long way through the blocks of host memory in which no two neighbours follow each other: the link would put them
-/// into one copy, as experts hardly ever allow.
+/// An order of the blocks in host memory in which no two neighbours follow each other: the link would join neighbours into
+/// one copy, which experts hardly ever allow.
 class Order {
  public:
   explicit Order(std::uint64_t blocks) : blocks_(blocks), stride_(blocks * 3 / 8) {
@@ -29,7 +29,7 @@ class Order {
   std::uint64_t blocks_, stride_;
 };
 
-/// A link that carries experts of one size as an engine has it do it.
+/// Carries experts of one size over a link as an engine does.
 class Carrier {
  public:
   /// `from`: `blocks` of them, page-locked if `pinned`.
@@ -49,7 +49,7 @@ class Carrier {
 
   [[nodiscard]] const CudaSlots& slots() const { return slots_; }
 
-  /// Bytes a second, from when the first is asked for until the computation could use the last.
+  /// Bytes a second, from the first request until the computation could use the last expert.
   double run(std::uint64_t copies, bool demand) {
     const std::uint64_t slots = slots_.slots(), first = tickets_;
     tickets_ += copies;
@@ -63,8 +63,8 @@ class Carrier {
       const auto slot = static_cast<std::uint32_t>(i % slots);
       if (i >= slots && i - slots < copies) {
         const std::uint64_t done = i - slots;
-        // Prefetches are used when they are there. For demand copies it is the device that waits; the host is never
-        // more than the slots ahead of it, since an engine asks its gate in between.
+        // The host waits until a prefetch has landed before it uses it. For a demand copy the device waits; the host is at
+        // most `slots` copies ahead of it, since an engine asks its gate in between.
         const std::uint64_t there = demand ? done - std::min(done, slots) : done;
         while (landed() < ticket(there)) {
           if (!link_.failed().empty()) throw std::runtime_error(link_.failed());
@@ -155,7 +155,7 @@ Json gpu_copy(const Gpu& gpu, const GpuArguments& a) {
     auto plain = [&](std::uint64_t copies) {
       return plain_copies(gpu.stream(), pinned.as<std::byte>(), blocks, size, link.slots(), copies);
     };
-    // For 0.2 s, but at least so many.
+    // As many copies as take 0.2 s, and at least `least_blocks`.
     static_cast<void>(plain(least_blocks));
     auto enough = [&](double bytes_per_s) {
       const double s = a.quick ? 0.001 : 0.2;
@@ -193,8 +193,8 @@ Json gpu_gates(const Gpu& gpu, const GpuArguments& a) {
   Json json = Json::array();
   for (const GateShape& shape : shapes) {
     const std::uint64_t gate_bytes = std::uint64_t{2} * shape.experts * shape.hidden;
-    // A model's whole stack, which the device's cache may hold; and so many that it cannot, as when all of a model's
-    // weights pass through it between two tokens.
+    // First the gates of one model, which the device's cache may hold; then more than it can hold, as if all of a model's
+    // weights passed through it between two tokens.
     const auto cold = static_cast<std::uint32_t>(
         std::max<std::uint64_t>(std::uint64_t{most} * calls + most, 4 * gpu.l2_bytes() / gate_bytes));
     for (const std::uint32_t gates : {shape.layers, cold}) {
@@ -248,7 +248,7 @@ Json gpu_experts(const Gpu& gpu, const GpuArguments& a) {
     const ExpertBytesMaker maker(layout);
     for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
       const std::uint64_t bytes = layout.bytes(p), room = (bytes + 255) / 256 * 256;
-      // Four launches' worth, and four times what the cache holds.
+      // Enough experts for four launches, and four times what the device's cache holds.
       const std::uint64_t launches = std::max<std::uint64_t>(4, 4 * gpu.l2_bytes() / (bytes * shape.together) + 1);
       const std::uint64_t experts = launches * shape.together;
       const cuda::DeviceBlock weights = gpu.block(experts * room);

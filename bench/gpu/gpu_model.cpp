@@ -138,7 +138,7 @@ std::vector<NamedShape> dense_tensors(const DecodeShape& s, std::uint32_t layers
   return all;
 }
 
-/// A file without experts, of holes but for norms and the rows of the tokens that are used: it takes no room.
+/// A sparse file without experts: it only stores norms and the rows of tokens that are used, and so takes no room.
 void write_checkpoint(const std::filesystem::path& folder, const DecodeShape& s, std::uint32_t layers) {
   Json config = s.config;
   config["num_hidden_layers"] = layers;
@@ -245,7 +245,7 @@ std::uint64_t DecodeShape::dense_bytes(std::uint32_t layers) const {
 }
 
 ModelFiles make_files(const DecodeShape& shape, std::uint32_t layers) {
-  const TemporaryFolder folder;  // what is open stays
+  const TemporaryFolder folder;  // open files outlive it
   write_checkpoint(folder.path(), shape, layers);
   ModelConfig config = read_model_config(folder.path());
   auto store = std::make_unique<GeneratedStore>(config);

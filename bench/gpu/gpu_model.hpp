@@ -9,7 +9,7 @@
 
 namespace ferry::bench {
 
-/// Memory of the system's own, in large pages if it likes.
+/// Memory from the system, in large pages if it grants them.
 class Pages {
  public:
   /// Throws InputError if there is not enough.
@@ -38,16 +38,16 @@ struct DecodeShape {
     return {number("hidden_size"), number(shared() ? "moe_intermediate_size" : "intermediate_size"),
             engine::DType::bf16};
   }
-  /// Of what every token needs, with so many layers.
+  /// The bytes that every token needs in a model of `layers` layers.
   [[nodiscard]] std::uint64_t dense_bytes(std::uint32_t layers) const;
 };
 
-/// Mixtral-8x7B and Qwen1.5-MoE-A2.7B; `quick`: with layers that an emulation computes.
+/// Mixtral-8x7B and Qwen1.5-MoE-A2.7B. `quick`: with layers small enough for the emulation.
 DecodeShape mixtral_shape(bool quick);
 DecodeShape qwen_shape(bool quick);
 
-/// Tokens whose rows of the embedding and of the head are not zero. Other weights that every token needs are, except
-/// for norms.
+/// So many tokens have rows in the embedding and the head that are not zero. Of the other weights that every token needs,
+/// only norms are not zero.
 inline constexpr std::uint32_t tokens_used = 64;
 
 /// Every expert in host memory of its own. Throws InputError if there is not enough.

@@ -1,7 +1,7 @@
 // Matrices to their stored form and back: each codec beside a memcpy of the same packed bytes.
 //
-// Packing reads a matrix of floats from memory and writes its packed form; unpacking reads the packed form from memory
-// and writes floats, a row at a time over the same row, which stays in the cache: as a product uses them.
+// Packing reads a matrix of floats from memory and writes its packed form. Unpacking reads the packed form from memory and
+// writes floats over the same row again and again, which stays in the cache, as a product uses them.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -33,7 +33,7 @@ struct Size {
 };
 constexpr Size sizes[] = {{"qwen1.5-moe", 1408, 2048}, {"mixtral-8x7b", 14336, 4096}};
 
-/// As many copies of an array as no cache holds: they are used in turns.
+/// So many copies of an array that no cache holds them all. They are used in turns.
 template <class T>
 class Copies {
  public:
@@ -130,7 +130,7 @@ void unpack_matrix(benchmark::State& state, const Size& size, const Layout& m, c
   });
 }
 
-/// `ns_a_weight`: about; says how many turns are worth their time.
+/// `ns_a_weight`: a rough time, which decides how many turns are run.
 template <class Work>
 void add(const std::string& name, const Size& size, double ns_a_weight, const Work& work) {
   const double seconds = 1e-9 * ns_a_weight * size.rows * size.columns;

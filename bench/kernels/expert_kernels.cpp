@@ -34,7 +34,7 @@ constexpr Size sizes[] = {{"tiny-qwen-moe", 128, 64, std::size_t{12} * 32},
                           {"qwen1.5-moe", 2048, 1408, std::size_t{24} * 60},
                           {"mixtral-8x7b", 4096, 14336, std::size_t{32} * 8}};
 
-/// As many copies of one expert as the model has experts, or as no cache holds: they are run in turns.
+/// As many copies of one expert as the model has experts, or as no cache holds. They run in turns.
 class Experts {
  public:
   Experts(const ExpertLayout& layout, Precision p, std::size_t count) : bytes_(layout.bytes(p)) {
@@ -83,8 +83,8 @@ class Experts {
   std::vector<std::byte> memory_;
 };
 
-/// Reads bytes and does next to nothing with them: as fast as memory delivers. In as many streams as the kernels, since a
-/// processor looks ahead in each.
+/// Reads bytes and does next to nothing with them, as fast as memory delivers. It reads as many streams as the kernels do,
+/// since a processor looks ahead in each.
 std::uint64_t read_bytes(const std::byte* bytes, std::size_t count) {
   constexpr std::size_t streams = 4, words = 16;  // two lines of the cache
   const std::size_t each = count / streams / sizeof(std::uint64_t[words]) * sizeof(std::uint64_t[words]);
@@ -101,7 +101,7 @@ std::uint64_t read_bytes(const std::byte* bytes, std::size_t count) {
   return sum;
 }
 
-/// The same on all threads of a pool, each a stretch of them.
+/// The same on all threads of a pool, each with its part of the bytes.
 void read_shared(WorkerPool& workers, const std::byte* bytes, std::size_t count) {
   const std::uint32_t parts = workers.threads();
   workers.run(parts, [&](std::uint32_t part) {
@@ -115,7 +115,7 @@ void read_shared(WorkerPool& workers, const std::byte* bytes, std::size_t count)
 void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows, ProductPath path,
                     std::uint32_t threads, DType type, Precision p, Activations activations) {
   const ExpertLayout bf16_layout{size.hidden, size.width, DType::bf16}, layout{size.hidden, size.width, type};
-  // Each of the four in memory of its own: what one reads, another must not find in a cache.
+  // Each of the four has its own memory, so that none finds in a cache what another has read.
   Experts plain(bf16_layout, Precision::full, size.experts), experts(layout, p, size.experts), copied = experts,
                                                                                                read = experts;
   std::vector<std::byte> copy(experts.bytes());
@@ -168,7 +168,7 @@ int main(int argc, char** argv) {
       const auto turns = static_cast<benchmark::IterationCount>(std::clamp(5e8 / work, 11.0, 1000.0));
       std::vector<std::uint32_t> numbers_of_threads{1};
       if (all_threads() > 1 && size.hidden > 1000)
-        numbers_of_threads.push_back(all_threads());  // the tiny do not share
+        numbers_of_threads.push_back(all_threads());  // the tiny ones are too small to share
       for (const std::uint32_t threads : numbers_of_threads) {
         for (const Eigen::Index rows : {1, 16}) {
           const auto add = [&](DType type, Precision p, Activations a) {
@@ -185,7 +185,7 @@ int main(int argc, char** argv) {
             add(DType::bf16, p, Activations::floats);
             add(DType::bf16, p, Activations::int8);
           }
-          if (size.hidden % 256 != 0 || size.width % 256 != 0) continue;  // rows that all types of blocks fill
+          if (size.hidden % 256 != 0 || size.width % 256 != 0) continue;  // every type of block fills these rows
           for (int type = 0; type <= static_cast<int>(DType::other); ++type) {
             const auto layout = plain_layout(static_cast<DType>(type), 1, 256);
             const auto* blocks = std::get_if<BlockLayout>(&layout);

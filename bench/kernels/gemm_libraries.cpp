@@ -1,5 +1,5 @@
 // Products of float matrices by PackedProduct beside those of OpenBLAS and oneDNN, and whether a row's results depend on
-// what is computed with it.
+// the rows that are computed with it.
 #include <benchmark/benchmark.h>
 #include <cblas.h>
 #include <omp.h>
@@ -41,8 +41,8 @@ double differing(const Matrix& a, const Matrix& b) {
   return count;
 }
 
-/// `ratio`: of the medians of the library's time and ours, measured in turns. Of the first row's outputs, how many have other bits
-/// where the row is alone (`beside_others`), and with one thread (`threads`).
+/// `ratio`: the median of the library's times over that of ours, measured in turns. `beside_others` and `threads`: how many
+/// outputs of the first row have other bits if it is computed alone, and if one thread computes it.
 void beside(benchmark::State& state, Product library) {
   const Eigen::Index rows = state.range(0), columns = state.range(1), outputs = state.range(2);
   engine::WorkerPool workers(static_cast<std::uint32_t>(state.range(3)));
@@ -64,7 +64,7 @@ void beside(benchmark::State& state, Product library) {
   };
   const auto by_us = [&] { product.run(layout, reinterpret_cast<const std::byte*>(w.data()), x, ours); };
   const auto by_library = [&] { library(x, w, theirs); };
-  by_us();  // makes memory
+  by_us();  // allocates its buffers
   by_library();
   std::vector<double> us, them;
   for (bool first = true; auto _ : state) {
@@ -78,7 +78,7 @@ void beside(benchmark::State& state, Product library) {
   library(x.topRows(1), w, alone);
   use_threads(1);
   library(x, w, one_thread);
-  // Of a processor that it does not know it takes an old one's kernels: OPENBLAS_CORETYPE names another's.
+  // On a processor that it does not know OpenBLAS uses an old one's kernels; OPENBLAS_CORETYPE selects others.
   if (library == open_blas) state.SetLabel(openblas_get_corename());
   state.counters["ratio"] = bench::median(them) / bench::median(us);
   state.counters["beside_others"] = differing(theirs, alone);

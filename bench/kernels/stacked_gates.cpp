@@ -16,8 +16,8 @@ using ferry::GateBank;
 using ferry::bench::median;
 using Clock = std::chrono::steady_clock;
 
-/// Time: of the one product. `ratio`: of the medians of p products and of one, measured in turns in the same run, so
-/// that noise meets both; which goes first changes from turn to turn, so that both find caches alike.
+/// The time is that of the one product. `ratio`: the median of p products over that of one, measured in turns in the same
+/// run, so that noise meets both; which goes first changes from turn to turn, so that both find the caches alike.
 void stacked_gates(benchmark::State& state) {
   const auto p = static_cast<std::uint32_t>(state.range(0)), experts = static_cast<std::uint32_t>(state.range(1));
   const auto hidden = static_cast<std::uint32_t>(state.range(2));

@@ -114,13 +114,13 @@ class Ferry:
         self.binary = binary.resolve()
 
     def command(self, name, model, precision, threads, numbers):
-        """With what its flags are called by both."""
+        """The command, with the flags that `ferry bench` and `ferry run` share."""
         activations = "float" if precision == stored(precision) else "int8"
         return [self.binary, name, "--model", model, "--device", "cpu", "--threads", threads, "--activations",
                 activations, "--kv-cache", self.kv_cache, "--prefill-chunk", 512, "--json", numbers]
 
     def prefill(self, model, precision, threads, tokens, seed):
-        """Tokens a second of the second prompt: the first one finds no memory that was touched before."""
+        """Tokens a second of the second prompt: the first one also pays for memory that nobody has touched before."""
         numbers = self.scratch / "bench.json"
         run([*self.command("bench", model, precision, threads, numbers), "--stacks", stack(precision), "--budgets", "100%",
              "--prompt-tokens", tokens, "--generate", 0, "--repeat", 1, "--seed", seed], "ferry bench")
@@ -151,10 +151,10 @@ class Ferry:
 
 
 def check(ferry, llama, model, files, threads):
-    """Both compute the same model: correlation of the logits after each of 24 tokens of a text that Ferry goes on with,
+    """Checks that both compute the same model, by the correlation of the logits after each of 24 tokens that Ferry generates,
     from the same GGUF file or, for bf16 and int4, from the checkpoint at bf16.
 
-    Sums are rounded differently, and now and then another expert is chosen, which is why the median decides.
+    The median decides, because sums are rounded differently, and now and then another expert is chosen.
     """
     import models
     import numpy as np
@@ -182,7 +182,7 @@ def need_room(a, s, models, folder):
     if missing > free:
         raise Failure(f"{s.name}: needs {missing / 1e9:.1f} GB on the disk of {FOLDER}, {free / 1e9:.1f} GB are free; "
                       "--layers 1 needs less")
-    # Ferry holds every expert as stored and in its slots, besides the file that the system has in memory.
+    # Ferry holds every expert twice, as stored and in its slots, and the system keeps the file in memory, too.
     needed = 2.2 * models.disk_bytes(s, []) / 2
     memory = {k: int(v.split()[0]) * 1024 for k, v in
               (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())}["MemAvailable"]
@@ -199,7 +199,7 @@ class Step(typing.NamedTuple):
 
 
 def steps(a):
-    """Of one repeat, the two engines in turns."""
+    """The steps of one repeat, with the two engines in turns."""
     return [Step(p, t, n, e) for p in a.precisions for t in a.threads for n in sorted({*a.contexts, *a.prompts})
             for e in ("ferry", "llama.cpp")]
 
@@ -213,7 +213,7 @@ def measure(a, ferry, llama, model, files, step, seed):
         own = files[stored(step.precision)] if stored(step.precision) in models.BLOCKS else model
         if prefill:
             out["prefill"] = ferry.prefill(own, step.precision, step.threads, step.before, seed)
-        if decode:  # one token of the prompt is the one that begins every text, and the first new one is prefill's
+        if decode:  # the prompt also has the begin token, and the first new token counts as prefill's
             source = random.Random(seed)
             prompt = [source.randrange(256) for _ in range(step.before - 1)]
             made = ferry.run(own, step.precision, step.threads, prompt, 1 + DECODED, "--temperature", 100, "--seed", seed)
@@ -228,8 +228,8 @@ def measure(a, ferry, llama, model, files, step, seed):
 
 
 class Disturbance:
-    """Processors that others than our children kept busy: a few percent can cost threads that wait for each other most
-    of their speed, one engine more than the other."""
+    """How many processors were kept busy by others than our children. A few percent can cost threads that wait for each
+    other most of their speed, one engine more than the other."""
 
     def __init__(self):
         self.begin = self.now()
@@ -266,7 +266,7 @@ def compare(a, progress, scratch):
         checked[s.name] = check(ferry, llama, folder, files, max(a.threads))
         while done < len(todo) and todo[done][0] is s:
             _, repeat, step = todo[done]
-            # What a step took last, if need be at another shape, or else the mean of all.
+            # A step counts as long as it took last time, at whatever shape, or else as the mean of all.
             left = sum(spent.get(later, statistics.mean(spent.values())) for _, _, later in todo[done:]) if spent else 0
             progress.step(f"[{done}/{len(todo)}{f', about {left / 60:.0f} min left' if spent else ''}] {s.name} "
                           f"{step.precision}, threads: {step.threads}, {step.before} tokens, {step.engine}")

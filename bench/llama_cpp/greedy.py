@@ -63,14 +63,14 @@ def generated(ferry, file, prompts, tokens, scratch):
 
 
 def compare(llama, file, prompts, made, ours):
-    """Tokens, those that llama.cpp would not have taken, the most by which its logits of them differ, and the most by which
-    logits differ."""
+    """How many tokens there are, how many of them llama.cpp would not have taken, by how much its logits of such two differ at
+    most, and the largest difference of any logit."""
     import numpy as np
     tokens = other = 0
     gap = difference = 0.0
     for prompt, chosen, logits in zip(prompts, made, ours):
         if not chosen:
-            continue  # its first token ends it
+            continue  # the first token that it chose ends the text
         theirs = llama.logits(file, [*prompt, *chosen[:-1]], 1)[len(prompt) - 1:]
         difference = max(difference, float(np.abs(theirs - logits).max()))
         for token, row in zip(chosen, theirs):

@@ -15,7 +15,7 @@ GGUF = "gguf==0.19.0"
 
 
 def enter_environment(folder, progress):
-    """Goes on in a virtual environment that has numpy and gguf."""
+    """Starts this program again in a virtual environment that has numpy and gguf."""
     if Path(sys.prefix).resolve() == folder.resolve():
         return
     try:
@@ -29,14 +29,14 @@ def enter_environment(folder, progress):
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
         run([python, "-m", "pip", "install", "--quiet", GGUF], "pip install")
-        ready.write_text(GGUF)  # last: what was interrupted is made again
+        ready.write_text(GGUF)  # written last, so that an interrupted installation is made again
     progress.clear()
     os.execv(python, [python, *sys.argv])
 
 
 class Llama:
     def __init__(self, folder, progress, amx=True):
-        """amx: not on machines that announce it and trap on its instructions, as some virtual ones do."""
+        """amx: False for machines that announce AMX but trap on its instructions, as some virtual ones do."""
         self.folder, self.progress, self.amx = folder, progress, amx
         self.source = folder / f"{PACKAGE}-{VERSION}"
         self.bin = folder / f"build-{VERSION}{'' if amx else '-without-amx'}/bin"
@@ -69,7 +69,7 @@ class Llama:
         self.progress.step("building llama-bench (minutes)")
         build = self.bin.parent
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-        # Without a commit of its own, its build would name that of the repository around it.
+        # llama.cpp's build would otherwise take the commit of the repository around it for its own.
         without = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
         flags = [] if self.amx else [f"-DCMAKE_C_FLAGS={without}", f"-DCMAKE_CXX_FLAGS={without}"]
         run(["cmake", "-S", self.source, "-B", build, *generator, *flags, "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
@@ -81,7 +81,7 @@ class Llama:
         (build / "ready").touch()
 
     def quantizers(self):
-        """Its library that has ggml_quantize_chunk."""
+        """llama.cpp's library with ggml_quantize_chunk."""
         library = ctypes.CDLL(str(self.bin / "libggml-base.so"))
         library.ggml_quantize_chunk.restype = ctypes.c_size_t
         return library

@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   params.type_k = params.type_v = GGML_TYPE_F32;  // as Ferry has them
   llama_context* context = llama_init_from_model(model, params);
   const auto vocabulary = static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model)));
-  for (llama_token& token : tokens) {  // one by one, which gives the logits of each
+  for (llama_token& token : tokens) {  // one by one, so that there are logits after each
     if (context == nullptr || llama_decode(context, llama_batch_get_one(&token, 1)) != 0) {
       std::fputs("logits: llama.cpp does not compute it\n", stderr);
       return 1;

@@ -101,7 +101,7 @@ class Group:
 
 
 def forget(file):
-    """What others have read of it must not be there for free."""
+    """Drops the file from the page cache, since what earlier runs have read must not be there for free."""
     with open(file, "rb") as f:
         os.fsync(f.fileno())
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

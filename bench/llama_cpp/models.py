@@ -17,7 +17,7 @@ from shapes import VOCABULARY
 
 # The part of the folder's name that changes whenever this file makes other weights.
 VERSION = 1
-# Precisions whose GGUF file both engines read; where a row does not fill blocks of Q4_K it is Q8_0, as llama.cpp has it.
+# Precisions whose GGUF file both engines read. As in llama.cpp, a row that does not fill blocks of Q4_K is Q8_0.
 BLOCKS = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_k": gguf.GGMLQuantizationType.Q4_K}
 CONTEXT = 4096
 EPSILON = 1e-6
@@ -26,14 +26,14 @@ ROPE_THETA = 1e6
 
 @dataclasses.dataclass
 class Group:
-    """Tensors of a checkpoint that lie side by side in it, and are one tensor in GGUF."""
+    """Adjacent tensors of a checkpoint that become one tensor in GGUF."""
     names: list
     gguf_name: str
     shape: tuple  # of each
     scale: float
     offset: float = 0.0
     exact: bool = False  # F32 in GGUF
-    rope_heads: int = 0  # their rows are put in ggml's order
+    rope_heads: int = 0  # the heads whose rows are put in the order of ggml's rotary embedding; 0: none
     begin: int = 0  # in the checkpoint's data, bytes
 
     @property
@@ -91,7 +91,7 @@ def groups(s):
 
 
 def disk_bytes(s, precisions):
-    """Of the checkpoint and the GGUF files together, a little more than they take."""
+    """A little more than the checkpoint and the GGUF files take together."""
     all_bytes = sum(g.bytes for g in groups(s))
     experts = sum(g.bytes for g in groups(s) if g.experts)
     return (2 * all_bytes + ("int4" in precisions) * (all_bytes - experts + experts * 9 // 32)
@@ -99,7 +99,7 @@ def disk_bytes(s, precisions):
 
 
 def replace(path, write):
-    """Under a temporary name first: what has the name is whole, and on the disk before anything is measured."""
+    """Writes under a temporary name, so that the file is whole, and on the disk before anything is measured."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -121,7 +121,7 @@ def to_f32(bf16):
 
 
 def make_checkpoint(s, folder, progress, written=lambda group: True):
-    """What is not `written` is a hole in the file: zeros that take no place on the disk."""
+    """Groups that are not `written` become holes in the file: zeros that take no space on the disk."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "hidden_size": s.hidden, "num_hidden_layers": s.layers, "num_attention_heads": s.heads,
@@ -175,7 +175,7 @@ def in_ggml_order(rows, heads):
 
 
 def quantized(library, values, kind):
-    """By llama.cpp's own code. values: [rows, columns], F32."""
+    """Quantizes `values` [rows, columns], F32, with llama.cpp's own code."""
     weights, each = gguf.GGML_QUANT_SIZES[kind]
     rows, columns = values.shape
     out = np.empty(values.size // weights * each, np.uint8)

@@ -7,11 +7,11 @@ import time
 
 
 class Failure(Exception):
-    """What the user is told in one line."""
+    """A failure that the user is told in one line."""
 
 
 def run(command, what, output=subprocess.PIPE, **more):
-    """Its standard output. The child has a process group of its own, so that all of it can be ended."""
+    """Returns the standard output. The child gets its own process group, so that all of it can be ended."""
     command = [str(c) for c in command]
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
@@ -42,7 +42,7 @@ def end(child):
 
 
 class Progress:
-    """One line on a terminal, written over; elsewhere a line for each step."""
+    """One line that is overwritten on a terminal; elsewhere a line for each step."""
 
     def __init__(self):
         self.terminal = sys.stderr.isatty()
@@ -53,7 +53,7 @@ class Progress:
               flush=True)
 
     def share(self, what, done):
-        """Of one step; only a terminal gets these, and not too many."""
+        """The share of one step that is done. Only a terminal shows it, and not too often."""
         if self.terminal and time.monotonic() > self.shown + 0.2:
             self.shown = time.monotonic()
             self.step(f"{what}: {100 * done:.0f}%")

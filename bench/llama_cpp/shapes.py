@@ -1,4 +1,4 @@
-"""The layers that are compared. Their vocabulary is 256 bytes and two marks, so that the head costs next to nothing."""
+"""The layer shapes that are compared. The vocabulary is 256 bytes and two special tokens, so the head costs next to nothing."""
 import dataclasses
 
 VOCABULARY = 258

@@ -36,7 +36,7 @@ RUNS = [("resident", "100%", "100%", ""), ("lru", "25%", "100%", ""), ("ferry", 
 
 @dataclasses.dataclass
 class Whole:
-    """A model as it is published: its layers and vocabulary, and how much of its experts a run has."""
+    """A published model with its real layers and vocabulary, and the share of its experts that a run holds."""
     layers: int
     vocabulary: int
     budget: str
@@ -121,7 +121,7 @@ def main():
     try:
         model = a.model or (whole_model(a.whole, progress) if a.whole else made_model(progress))
         prompt = ["--prompt", "A ferry"]
-        if a.whole:  # which has no tokenizer, and so long that every expert is wanted
+        if a.whole:  # it has no tokenizer; the prompt is long enough to need every expert
             tokens = model / "tokens"
             tokens.write_text(" ".join(str(7919 * i % WHOLE[a.whole].vocabulary) for i in range(256)))
             prompt = ["--token-ids", tokens]
@@ -136,7 +136,7 @@ def main():
             bytes_held = peak([a.ferry, "run", "--model", model, "--stack", stack, "--device", "cpu", "--budget", budget, "--host-memory", host,
                                *prompt, "--max-new-tokens", 4])
             experts, whole = needs[precision]
-            # On the CPU slots and the host's cache share what both have: at most the two together are there.
+            # On the CPU slots and the host's cache share experts that both hold, so this is what they hold at most.
             share = min(1.0, float(host[:-1]) / 100 + (float(budget[:-1]) / 100 if host != "100%" else 0))
             said = round(whole - experts * (1 - share))
             rows.append({"stack": stack, "budget": budget, "host_memory": host, "inspect_bytes": said,

@@ -47,7 +47,7 @@ class Stacks(typing.NamedTuple):
     with_scores: list
 
 
-# Those of FULL copy experts at the model's own precision, and run the ones that the gate chose.
+# The stacks of FULL copy experts at the model's own precision and run those that the gate chose.
 FULL = Stacks("ferry", "clairvoyant_with_host_tpot_s",
               ["on-demand", "layer-stream", "lru", "llama-cache", "moe-infinity", "activation-path-full", "static-host"],
               ["cross-layer-lru", "mixtral-offloading", "hybrimoe", "fate+prefetch", "fate+cache", "importance+ce"])
@@ -55,15 +55,15 @@ DEVICE = Stacks("ferry-device", "clairvoyant_tpot_s", [s for s in FULL.others if
                 [s for s in FULL.with_scores if s != "hybrimoe"])
 INT4 = Stacks("ferry-int4", "clairvoyant_with_host_tpot_s", ["lru-int4", "static-host-int4", "activation-path"],
               ["fate", "hobbit", "hobbit-cooperative"])
-# Those that read the scores of partial hidden states, which not every recorded trace has.
+# These read the scores of partial hidden states, which not every recorded trace has.
 READ_PARTIAL = ["importance-driven"]
-# What these lose is another matter: `ferry eval` measures it.
+# Only speeds are compared here; `ferry eval` measures what these stacks lose.
 LOSSY = Stacks("ferry-lossy", "clairvoyant_with_host_tpot_s", INT4.others, INT4.with_scores + READ_PARTIAL)
 PAPERS = " as its paper has it"
 
 
 def run(command):
-    """Its progress and its complaints are shown as they come."""
+    """Runs a command, whose progress and errors are shown as they come."""
     status = subprocess.run([str(c) for c in command], stdout=subprocess.DEVNULL).returncode
     if status != 0:
         raise Failure(f"{Path(command[0]).name} {command[1]} ended with exit status {status}")
@@ -89,7 +89,7 @@ def narrow_twin(folder):
 
 
 def slow_twin(folder, path, share):
-    """The machine with that share of its host's speed, in percent."""
+    """The machine with its host at `share` percent of the speed."""
     machine = json.loads(path.read_text())
     machine["name"] += f"-host-{share}"
     speeds = [machine["host_memory"][name] for name in ("peak_bytes_per_s", "effective_bytes_per_s")]
@@ -111,7 +111,7 @@ def machines(folder, host):
 
 
 def percent(text):
-    """25% as 25."""
+    """The number of a text such as "25%"."""
     number = int(text.removesuffix("%"))
     if not text.endswith("%") or not 1 <= number <= 100:
         raise ValueError
@@ -139,7 +139,7 @@ def sweep(ferry, folder, trace, shape, tokens, stacks, names, defaults="paper", 
 
 
 def readable(trace, stacks):
-    """Those of the stacks that read predicted rows which this trace has."""
+    """The stacks whose predicted rows this trace has."""
     try:
         header, _ = joined.read_header(trace)
     except ValueError as error:
@@ -154,8 +154,8 @@ def geometric_mean(values):
 
 
 def summarise(rows, kind):
-    """One number a cell: the best other's time for a token over ours; the same of the prompt, where there is one, and of
-    prompt and answer together."""
+    """For each cell the time of the best other stack over ours: of a token, of the prompt, if there is one, and of prompt and
+    answer together."""
     ours = kind.ours
     cells, prompts, wholes = defaultdict(dict), defaultdict(dict), defaultdict(dict)
     bounds = {}

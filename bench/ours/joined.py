@@ -8,7 +8,7 @@ WIDTHS = {"F32": 4, "I32": 4, "U16": 2, "U8": 1}
 
 
 def read_header(trace):
-    """Of a safetensors file. Raises ValueError for what is none."""
+    """The header of a safetensors file, and where its data begins. Raises ValueError for any other file."""
     with open(trace, "rb") as file:
         head = file.read(8)
         size = int.from_bytes(head, "little")
@@ -21,9 +21,9 @@ def read_header(trace):
 
 
 def join(source, target, length, prompt):
-    """Writes `source` with its tokens in sequences of `length`, whatever was recorded, the first `prompt` of each a
-    prompt; what is left at the end falls away. Returns how many sequences there are; for 0 nothing is written. Raises
-    ValueError, KeyError or TypeError for what is no trace."""
+    """Writes `source` with its tokens in sequences of `length`, whatever was recorded. The first `prompt` tokens of each are
+    its prompt; tokens that fill no sequence are left out. Returns the number of sequences, and writes nothing if that is 0.
+    Raises ValueError, KeyError or TypeError if `source` is no trace."""
     header, begins = read_header(source)
     with open(source, "rb") as file:
         file.seek(begins)
@@ -33,7 +33,7 @@ def join(source, target, length, prompt):
     whole = tokens // length
     if whole == 0:
         return 0
-    kept = {}  # tensors have a row a token, but for these two
+    kept = {}  # all other tensors have a row a token
     for name, tensor in header.items():
         if name in ("phase", "sequence_start"):
             continue

@@ -27,7 +27,7 @@ class Failure(Exception):
 
 
 def run(*command):
-    """Its progress and its complaints are shown as they come."""
+    """Runs a command, whose progress and errors are shown as they come."""
     status = subprocess.run([str(c) for c in command], stdout=subprocess.DEVNULL).returncode
     if status != 0:
         raise Failure(f"{Path(command[0]).name} {command[1]} ended with exit status {status}")
@@ -67,7 +67,7 @@ def record(ferry, args, model):
 
 
 def speeds(ferry, args, trace, shape):
-    """Seconds of a token and of a prompt, by machine and stack, one number a budget; none where the stack was refused."""
+    """Seconds a token and a prompt, by machine and stack, one number a budget; None where the stack was refused."""
     listed = subprocess.run([str(ferry), "list", "stacks"], capture_output=True, text=True, check=True).stdout
     stacks = [line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line[2] not in " "]
     stacks = [s for s in stacks if len(s) > 1 and not s.startswith("resident")]
@@ -86,7 +86,7 @@ def speeds(ferry, args, trace, shape):
 
 
 def hit_rates(args, traces):
-    """Percent of the requests, by pools and policy, one number a budget."""
+    """Hits in percent of the requests, by pools and policy, one number a budget."""
     out = args.out / "hits.json"
     run(ROOT / "bench/run", "hit-rates", *traces, "--shares", ",".join(map(str, BUDGETS)), "--pools", ",".join(POOLS),
         "--counted-by", "steps", "--json", out)
@@ -108,7 +108,7 @@ def main():
     archive = {"budgets": BUDGETS,
                "speeds": {shape: speeds(ferry, args, traces[model], shape) for model, shape in MODELS.items()},
                "hits": hit_rates(args, [*args.traces, *traces.values()])}
-    # A line a stack or policy, so that a change can be read.
+    # One line for each stack or policy, so that diffs stay readable.
     text = json.dumps(archive, indent=1)
     part = args.json.with_suffix(".part")
     part.write_text(compact(text) + "\n")

@@ -9,7 +9,7 @@
 
 namespace ferry::bench {
 
-/// Rows of cells, the first of them the head.
+/// Rows of cells; the first is the header.
 using Rows = std::vector<std::vector<std::string>>;
 
 inline std::string markdown(const Rows& rows) {

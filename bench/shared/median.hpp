@@ -6,7 +6,7 @@
 
 namespace ferry::bench {
 
-/// The upper one of an even number. Changes the order.
+/// The upper of the two middle values if their number is even. Changes the order of `of`.
 inline double median(std::vector<double>& of) {
   const auto middle = of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2);
   std::nth_element(of.begin(), middle, of.end());

@@ -1,5 +1,5 @@
 /// @file
-/// How far long work has got, in words of a line that says more. (By itself: support/progress.hpp.)
+/// The progress of long work as words within a longer line. (support/progress.hpp has progress as a line of its own.)
 #pragma once
 #include <fmt/format.h>
 

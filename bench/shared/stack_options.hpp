@@ -1,5 +1,5 @@
 /// @file
-/// Options about stacks that several programs have.
+/// Command-line options about stacks that several programs share.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <string>

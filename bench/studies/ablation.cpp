@@ -27,9 +27,9 @@ using namespace ferry;
 using namespace ferry::engine;
 using namespace ferry::bench;
 
-// The parts of EarliestFinish, each left out.
+// EarliestFinish without one of its parts each.
 
-/// What is copied is what is waited for.
+/// Copies nothing that the layer does not wait for.
 struct NothingBehind {
   static constexpr bool needs_ordered_batches = true;
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
@@ -46,7 +46,7 @@ struct NothingBehind {
 };
 static_assert(Placement<NothingBehind>);
 
-/// What is there is computed there; the host has every miss, and nothing on its way is waited for.
+/// Computes resident experts on the device and every miss on the host, and waits for no copy that is on its way.
 struct MissesOnHost : NothingBehind {
   using NothingBehind::split;
   FERRY_HD static Split split(Phase phase, View<const Request> resident, View<const Request> misses,
@@ -60,7 +60,7 @@ struct MissesOnHost : NothingBehind {
 };
 static_assert(Placement<MissesOnHost>);
 
-/// Weighed is where a miss goes; what is there is computed there.
+/// Only weighs where a miss is computed; resident experts stay on the device.
 struct ResidentsStay : MissesOnHost {
   using MissesOnHost::split;
   FERRY_HD static Split split(Phase phase, View<const Request> resident, View<const Request> misses,
@@ -72,7 +72,7 @@ struct ResidentsStay : MissesOnHost {
 };
 static_assert(Placement<ResidentsStay>);
 
-/// Every use counts as much as any other, whatever its place saves: what a copy of it takes.
+/// Counts every use alike: as the time of one copy, whatever it saves to have the expert resident.
 struct CountsUses : ResidentsStay {
   using ResidentsStay::split;
   FERRY_HD static Split split(Phase phase, View<const Request> resident, View<const Request> misses,
@@ -88,7 +88,7 @@ struct CountsUses : ResidentsStay {
 };
 static_assert(Placement<CountsUses>);
 
-/// What comes next is not learned, as if no miss were ever loaded.
+/// Does not learn what comes next, as if no miss were ever loaded.
 struct OfLate : ExpectedSavings {
   FERRY_HD void loaded(std::uint16_t layer, std::uint32_t /*loads*/, std::uint32_t /*misses*/) noexcept {
     ExpectedSavings::loaded(layer, 0, 1);
@@ -96,7 +96,7 @@ struct OfLate : ExpectedSavings {
 };
 static_assert(CachePolicy<OfLate>);
 
-/// Which miss is loaded, and whether one is, goes by this layer alone.
+/// Lets the present layer alone decide whether a miss is loaded, and which.
 struct NoGains : ExpectedSavings {
   FERRY_HD static Nanoseconds gain(const Request& /*miss*/) noexcept { return 0; }
 };
@@ -110,7 +110,7 @@ template <class PlacementOf>
 using Ours = Preloaded<ExpectedSavings, Schedule<NoLimit, BatchSizeOrder, PlacementOf>>;
 template <class Cache>
 using Waits = Preloaded<Cache, stacks::LoadEverything>;
-/// The same slots, empty at first.
+/// The same stack with slots that are empty at first.
 template <class S>
 struct Empty : S {
   static constexpr bool preloads = false;
@@ -180,7 +180,7 @@ constexpr std::uint32_t batches[] = {1, 3};
 
 using Traces = std::vector<std::unique_ptr<TraceFile>>;
 
-/// Takes away the stacks that one of the traces cannot be replayed under, and says so.
+/// Removes the stacks that cannot replay one of the traces, and says so.
 void leave_out(std::vector<Variant>& all, const Traces& traces) {
   for (const auto& t : traces) {
     for (std::size_t v = 0; v < all.size(); ++v) {

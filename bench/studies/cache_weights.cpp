@@ -106,7 +106,7 @@ Source read_trace(const std::filesystem::path& path) {
   return source;
 }
 
-/// What becomes of a half's requests under a cache policy, in HOBBIT's two caches.
+/// How a half's requests end under a cache policy, in HOBBIT's two caches.
 template <class Cache>
 Outcomes replay(const Source& source, int half, std::uint32_t budget_percent, const Cache& cache) {
   using S = Stack<NoPrediction, Cache, ImportanceThresholds, stacks::LoadEverything, TopK>;
@@ -121,7 +121,7 @@ Outcomes replay(const Source& source, int half, std::uint32_t budget_percent, co
   SimulateOptions options;
   options.prefill_chunk = 1;
   options.bounds = false;
-  Costs costs;  // nothing is predicted, so that no time decides anything
+  Costs costs;  // with nothing predicted, no time decides anything
   costs.work.resize(1);
   return simulate_config(*any, source.half[half]->trace, costs, options).counters.of(Phase::decode);
 }
@@ -139,7 +139,7 @@ std::string named(const CacheWeights& w) {
   return fmt::format("lru {:>4}, lfu {:>4}, lhu {:>4}, fld {:>4}", w[0], w[1], w[2], w[3]);
 }
 
-/// Places of the lowest values first.
+/// Indices in ascending order of their values.
 std::vector<std::size_t> ascending(const std::vector<double>& values) {
   std::vector<std::size_t> order(values.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -147,7 +147,7 @@ std::vector<std::size_t> ascending(const std::vector<double>& values) {
   return order;
 }
 
-/// What mixtures cost on one source: misses at high precision count 1, those at low precision their share of the bytes.
+/// What mixtures cost on one source: a miss at high precision counts 1, one at low precision its share of those bytes.
 class Penalties {
  public:
   Penalties(Source source, const Arguments& a, const std::vector<CacheWeights>& grid)
@@ -216,7 +216,7 @@ class Penalties {
   double lru_ = 0, lfu_ = 0;       ///< second half
 };
 
-/// The mixtures that are least, averaged over the sources, above each source's own best.
+/// The mixtures that cost least, averaged over the sources, compared with each source's own best.
 void report_compromises(const std::vector<Penalties>& sources, const std::vector<CacheWeights>& grid, Json& json) {
   std::vector<double> above(grid.size());
   for (std::size_t g = 0; g < grid.size(); ++g) {

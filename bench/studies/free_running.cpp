@@ -11,15 +11,15 @@
 // The link's throttle follows from the layer and the machine's ratio, as in `ferry run --machine`. What is compared is
 // real: the pipeline's decisions, copies and their bytes, the threads, and how they wait for each other.
 //
-// The device keeps its schedule: a thread that the processor lets go on too late does not make the device late, though
-// all that it does until then comes late. An expert that waits for its copy computes at its real speed; the rest of its
-// time is made up at the layer's end, behind the waits as they happened. A copy that follows it in its slot may so
-// begin early, which is why experts take so small a share here: a stack that keeps the link full gains by it.
+// The device keeps its schedule. If the processor resumes its thread too late, what it does until then comes late, but the
+// device is not late afterwards. An expert that waits for its copy computes at its real speed, and the rest of its time is
+// made up at the end of the layer, after the waits as they happened. So a copy into its slot may begin early, by which a
+// stack that keeps the link full gains: that is why experts take such a small share here.
 //
-// What the link took for a copy beyond its bytes (the median), and what an expert took on the host (the mean), are
-// measured in the run itself. Costs cannot say what it takes to wake up a thread, nor that a busy processor holds a
-// copy up, so runs are a little slower than their simulations; and where copies fill the time to the next plan to
-// within such a wake-up, counts differ more.
+// Two times are measured in the run itself: what the link took for a copy beyond its bytes (the median), and what an expert
+// took on the host (the mean). Costs cannot say what waking up a thread takes, nor that a busy processor delays a copy. So
+// runs are a little slower than their simulations, and where copies fill the time to the next plan to within such a wake-up,
+// counts differ more.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -73,7 +73,7 @@ class Paced final : public PassingRunner {
   void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& /*took*/) override {
     runner_.spans.clear();
     busy_until(device_free_ + costs_.dense(layer, 1));
-    // The runner measures experts without the pauses: what k of them lack is added here.
+    // The runner measures experts without the pauses. What k of them lack is added to the time of the dense part.
     runner_.plan(layer, input, scores, {costs_.dense(layer, 1) + model_.top_k * lacking_, 0, 0, 0});
   }
   void run_resident(std::uint16_t layer, const Matrix& input) override {
@@ -90,7 +90,7 @@ class Paced final : public PassingRunner {
     if (layer + 1U == model_.layers) total[static_cast<unsigned>(phase_)] += device_free_ - begin_;
   }
 
-  /// By Phase: of all steps, from the first layer's beginning to the last one's end, and what of it was waiting.
+  /// By Phase: the time of all steps from their first layer to their last, and how much of it was spent waiting.
   Nanoseconds total[2] = {}, stall[2] = {}, host_wait[2] = {};
 
  private:
@@ -105,9 +105,9 @@ class Paced final : public PassingRunner {
     }
   }
 
-  /// The device's time behind what the runner has just done: waits ended when they did, experts take their cost.
+  /// Advances the device's time by what the runner has just done: waits end when they did, experts take their cost.
   void catch_up() {
-    constexpr Nanoseconds no_wait = 20'000;  // quicker than a thread wakes up: what was waited for was there
+    constexpr Nanoseconds no_wait = 20'000;  // less than a thread takes to wake up: the copy had landed before
     const auto phase = static_cast<unsigned>(phase_);
     Nanoseconds t = device_free_;
     for (const Span& s : runner_.spans) {
@@ -131,7 +131,7 @@ class Paced final : public PassingRunner {
   Nanoseconds begin_ = 0, device_free_ = 0, lacking_ = 0;
 };
 
-/// What is counted, of one phase.
+/// The counts of one phase that are compared.
 struct Counts {
   static constexpr std::array names = {"hits", "late_hits", "misses", "substituted", "skipped", "host_computed"};
   std::uint64_t requests = 0, bytes = 0;
@@ -143,7 +143,7 @@ struct Counts {
   bool operator==(const Counts&) const = default;
 };
 
-/// One of the two that are compared.
+/// The run, or its simulation.
 struct Side {
   Counters counters;
   Nanoseconds total = 0, stall = 0, host_wait = 0;  ///< of decode
@@ -189,7 +189,7 @@ struct Differences {
   }
 };
 
-/// Of several runs the middle one's, each number for itself.
+/// The median over several runs, of each number by itself.
 template <class Value>
 double median(const std::vector<Pair>& pairs, const Value& value) {
   std::vector<double> all;

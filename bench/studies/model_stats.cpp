@@ -1,5 +1,5 @@
 // What a model's own routing says, beside what the papers report of theirs. Statistics are computed here from gate inputs and
-// scores, in the plainest way, without the policies; where the policies count the same, both must agree to the last one.
+// scores in the plainest way, without the policies. Where the policies count the same things, both counts must be equal.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -62,7 +62,7 @@ struct Mean {
 
 // Text and models
 
-/// Whole windows only: what is left of a text at its end is not used.
+/// Whole windows only; the rest of a text at its end is not used.
 std::vector<std::string> cut(const std::string& path, std::uint32_t most) {
   const std::string text = read_text(path);
   std::vector<std::string> windows;
@@ -73,7 +73,7 @@ std::vector<std::string> cut(const std::string& path, std::uint32_t most) {
   return windows;
 }
 
-/// The windows of all texts, and the first ones of each, which are also decoded.
+/// The windows of all texts. The first ones of each text are also decoded.
 struct Texts {
   std::vector<std::string> windows, to_decode;
 };
@@ -172,7 +172,7 @@ class Gates {
   std::vector<Matrix> gates_;
 };
 
-/// How far the scores that the engine itself predicts are from these.
+/// The largest deviation of the engine's own predicted scores from these.
 double bank_deviation(CpuModel& model, const Window& w, const Predictions& predicted) {
   double furthest = 0;
   for (std::size_t d = 1; d <= distances; ++d) {
@@ -199,7 +199,7 @@ std::vector<Ranking> rank(const Matrix& scores) {
   return all;
 }
 
-/// How many of the experts that `real` has among its first `needed` does `predicted` have among its first `named`?
+/// How many of the first `needed` experts of `real` are among the first `named` of `predicted`.
 std::uint64_t common(const Ranking& real, std::size_t needed, const Ranking& predicted, std::size_t named) {
   std::uint64_t n = 0;
   for (std::size_t i = 0; i < needed; ++i) {
@@ -220,7 +220,7 @@ std::size_t top_scores(const Eigen::Ref<const Eigen::RowVectorXf>& scores, const
 // Statistics
 
 struct LayerStats {
-  // By distance: from the gate input of the layer that many before this one.
+  // By distance: predictions from the gate input so many layers before this one.
   Mean cosine[distances];
   Share top_k[distances], percentile[distances], prefill[distances], top_1[distances];
 
@@ -350,7 +350,7 @@ class Statistics {
   std::vector<LayerStats> layers_;
 };
 
-// The same counts by the policies
+// The same counts, made by the policies
 
 /// Drives a core with recorded scores.
 template <class Stack>
@@ -403,7 +403,7 @@ struct Check {
   }
 };
 
-/// Cores that count beside the statistics, each with room for every expert.
+/// Cores that count the same as the statistics, each with room for every expert.
 class Cores {
  public:
   using CrossLayer = stacks::CrossLayerLru;
@@ -492,12 +492,12 @@ class PartialWatch final : public PassingRunner {
   PartialWatch(std::unique_ptr<ExpertRunner> inner, const ModelConfig& c, float alpha)
       : PassingRunner(*inner), inner_(std::move(inner)), k_(c.top_k), alpha_(alpha), pending_(c.layers) {}
 
-  // Of what was predicted as top-score, and of that part of it which was not there and whose copy had begun when the
-  // real gate spoke.
+  // Of the experts that were predicted as top-score; and of those among them that were absent and whose copy had begun before
+  // the real gate spoke.
   struct Counts {
-    Share top_score;   ///< is so
-    Share active;      ///< of the others, those that the gate chose
-    Share active_all;  ///< of all
+    Share top_score;   ///< those that are top-score
+    Share active;      ///< those of the others that the gate chose
+    Share active_all;  ///< those of all that the gate chose
   };
   Counts predicted, prefetched;
   Share recall;      ///< of the k experts that the gate chose, those that were predicted
@@ -532,7 +532,7 @@ class PartialWatch final : public PassingRunner {
     pending_[layer] = std::move(f);
   }
 
-  /// Once all is over: which copies they were, by the link's own log. It carries a layer's prefetches in order.
+  /// At the end, finds by the link's log which experts were copied. The link carries a layer's prefetches in order.
   void match_copies() {
     std::vector<std::vector<std::uint16_t>> copies(pending_.size());
     for (const Span& s : runner_.link_spans()) {
@@ -583,7 +583,7 @@ class PartialWatch final : public PassingRunner {
   }
   [[nodiscard]] std::uint64_t submitted() const {
     const Counters c = statistics().counters;
-    return c.prefetch.issued + c.prefetch.dropped;  // `issued` is less what was dropped
+    return c.prefetch.issued + c.prefetch.dropped;  // `issued` does not include what was dropped
   }
 
   std::unique_ptr<ExpertRunner> inner_;
@@ -593,8 +593,8 @@ class PartialWatch final : public PassingRunner {
   std::vector<Predicted> past_;
 };
 
-/// Decodes windows of text token by token (what the model would have said does not matter) under `importance+pre`,
-/// a quarter of the experts on the device, on a virtual clock with the ratio of an RTX 3090 on PCIe 3.
+/// Decodes windows of text token by token, whatever the model itself would have said, under `importance+pre`, with a quarter
+/// of the experts on the device, on a virtual clock with the ratio of an RTX 3090 on PCIe 3.
 PartialWatch watch_partial(CpuModel& model, const std::vector<std::string>& windows) {
   const ModelConfig& c = model.config();
   const ModelShape shape = model_shape(c, model.store(), 1);

@@ -34,7 +34,7 @@ double seconds(Nanoseconds ns) {
   return static_cast<double>(ns) * 1e-9;
 }
 
-/// Scores of partial hidden states and all, as `ferry trace record --stack importance+pre --alpha 0` has them.
+/// With the scores of partial hidden states, as `ferry trace record --stack importance+pre --alpha 0` records them.
 std::unique_ptr<TraceFile> record_scene(const std::string& name, const std::vector<std::string>& texts,
                                         const Lengths& lengths) {
   const std::uint32_t window = lengths.prompt + lengths.output, bytes = window - 1;  // behind the begin token

@@ -21,7 +21,7 @@ struct Lengths {
   std::uint32_t prompt = 64, output = 192, sequences = 6;
 };
 
-/// Routing to run on, with experts of the size and layers of the work that the paper's model has.
+/// Routing to run on. Its experts have the size, and its layers the work, of the paper's model.
 struct Scene {
   std::string routing;  ///< "made up", or the bundled model that it was recorded from
   Trace trace;
@@ -35,7 +35,7 @@ struct Cell : engine::StackOptions {
   std::uint32_t batch = 1;
 };
 
-/// What of a run the figures show.
+/// The numbers of a run that the figures show.
 struct Measured {
   engine::Simulated run;
 
@@ -57,7 +57,7 @@ class Scenes {
   /// Routing of a bundled model, its experts as large as the shape's. All texts in turn, or only one.
   Scene recorded(const std::string& model, const std::string& shape, const Lengths& lengths, double bits = 16,
                  std::size_t text = all_texts);
-  /// Both, the second if there is a text.
+  /// Both of these; the recorded one only if there is a text.
   std::vector<Scene> both(const std::string& shape, const std::string& model, const Lengths& lengths, double bits = 16);
 
   [[nodiscard]] const std::vector<std::string>& texts() const { return texts_; }
@@ -71,8 +71,8 @@ class Scenes {
 Measured run(const Scene& scene, const engine::Machine& machine, const Cell& cell,
              engine::CostSource costs = engine::CostSource::effective);
 
-/// What of a device's memory is left for experts, as a share of all of them: nine tenths of it, less the weights that
-/// every token needs. The papers do not say; a tenth is for keys, values, activations and the framework.
+/// The share of all experts for which a device's memory has room: nine tenths of it, less the weights that every token needs.
+/// The papers do not say how much they use; here a tenth is for keys, values, activations and the framework.
 double expert_share(double gib, const std::string& shape, double bits = 16);
 
 /// A table in Markdown, and the same as JSON.
@@ -97,15 +97,15 @@ std::vector<Figure> fate_figures();
 std::vector<Figure> hobbit_figures();
 std::vector<Figure> importance_figures();
 
-/// One layer's scores of decode, best first: the mean weight by rank, and the entropy over that of equal weights.
+/// One layer's scores in decode: the mean weight by rank, and their entropy as a share of that of equal weights.
 struct WeightsByRank {
   std::vector<double> mean;
   double entropy = 0;
 };
 WeightsByRank weights_by_rank(const Trace& trace, std::uint32_t first_layer, std::uint32_t end_layer);
 
-/// Pearson's correlation of the weight G of a chosen expert with the norm of its output, scaled: |G E(x)|. By layer, over
-/// 512 tokens of each text.
+/// Pearson's correlation of a chosen expert's weight G with the norm of its weighted output, |G E(x)|, by layer, over 512
+/// tokens of each text.
 std::vector<double> weight_output_correlation(const std::string& model, const std::vector<std::string>& texts);
 
 /// Cosine of a layer's gate input with that of the layer `distance` behind it, mean over the tokens of each text: by

@@ -26,7 +26,7 @@ struct Pc {
 };
 constexpr Pc pcs[] = {{"high-end", "rtx3090-pcie3", 24}, {"low-end", "gtx1080ti-pcie1", 11}};
 
-/// Its two models made up, and the bundled one with as many experts active.
+/// Fate's two models with made-up routing, and the bundled one that has as many active experts.
 std::vector<std::pair<std::string, Scene>> scenes_of(Scenes& scenes, const Lengths& lengths) {
   std::vector<std::pair<std::string, Scene>> all;
   for (const char* model : models) {
@@ -67,7 +67,7 @@ std::vector<Table> table_1(Scenes& scenes) {
 std::vector<Table> figure_7(Scenes& scenes) {
   std::vector<Table> tables;
   for (const auto& [model, scene] : scenes_of(scenes, {})) {
-    if (scene.routing != "made up" && model != models[0]) continue;  // the same again
+    if (scene.routing != "made up" && model != models[0]) continue;  // recorded routing is the same for both models
     const auto layers = measure(scene.trace).layers;
     std::vector<std::string> head = {scene.routing == "made up" ? model + ", made up" : scene.routing};
     std::vector<std::string> top = {"top k"}, most = {"75th percentile"};

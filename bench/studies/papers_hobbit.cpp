@@ -48,7 +48,7 @@ Cell cell(const Setup& setup, const std::string& model, const std::string& stack
   return c;
 }
 
-/// Both models made up and the bundled one with two of eight experts: names for tables, and their scenes.
+/// Both models with made-up routing, and the bundled one with two of eight experts: names for tables, and their scenes.
 std::vector<std::pair<std::string, Scene>> scenes_of(Scenes& scenes, const Lengths& lengths, double bits = 16) {
   std::vector<std::pair<std::string, Scene>> all;
   for (const char* model : models) {
@@ -57,7 +57,7 @@ std::vector<std::pair<std::string, Scene>> scenes_of(Scenes& scenes, const Lengt
   return all;
 }
 
-/// The same without sizes: routing alone.
+/// Made-up routing of both models, and recorded routing of both bundled ones, for figures in which sizes do not matter.
 std::vector<std::pair<std::string, Scene>> routings_of(Scenes& scenes) {
   const Lengths lengths{16, 240, 24};
   std::vector<std::pair<std::string, Scene>> all;
@@ -69,7 +69,7 @@ std::vector<std::pair<std::string, Scene>> routings_of(Scenes& scenes) {
   return all;
 }
 
-/// Loading on demand: what of a step the device waits for copies.
+/// Loading on demand: the share of a step in which the device waits for copies.
 std::vector<Table> figure_3(Scenes& scenes) {
   Table t({"setup", "costs", "loading", "computing"});
   for (const Setup& setup : {rtx4090, orin}) {

@@ -26,14 +26,14 @@ constexpr Setting settings[] = {{"S1", "deepseek-moe-16b", "rtx3080ti-pcie4", 12
                                 {"S3", "qwen2-57b-a14b", "a6000-pcie4", 48, 0.25F}};
 constexpr Lengths usual = {64, 160, 6};
 
-/// What the paper compares with, as the library has it.
+/// The systems that the paper compares with, as stacks of the library.
 constexpr std::pair<const char*, const char*> baselines[] = {{"MoE-Infinity", "moe-infinity"},
                                                              {"llama.cpp", "static-host"},
                                                              {"DeepSpeed", "layer-stream"},
                                                              {"HybriMoE", "hybrimoe"}};
-/// The paper's system, and with the best split of its balancer's list.
+/// The paper's system, and the same with the best split of the balancer's list.
 constexpr const char* ours[] = {"importance-driven", "importance-balanced"};
-/// Section 6.3, step by step, and that split.
+/// The steps of section 6.3, and the best split.
 constexpr std::pair<const char*, const char*> steps[] = {
     {"baseline", "static-host"}, {"+CE", "importance+ce"},     {"+ER", "importance+er"},
     {"+Pre", "importance+pre"},  {"+BA", "importance-driven"}, {"+BA, best split", "importance-balanced"}};
@@ -55,8 +55,8 @@ double share(std::uint64_t part, std::uint64_t whole) {
   return static_cast<double>(part) / static_cast<double>(whole);
 }
 
-/// Of the experts that are asked for, those that are on the device when they are, which is what the paper calls cache
-/// ratio: a replacement is there. A copy that is on its way is not, and is counted apart.
+/// The share of requests whose expert is on the device when it is asked for, which the paper calls cache ratio. A replacement
+/// counts as there. A copy that is on its way does not, and is counted apart.
 double there(const Measured& m) {
   return share(m.decode().hits + m.decode().substituted, m.decode().requests);
 }
@@ -112,7 +112,7 @@ std::vector<Table> figure_4(Scenes& scenes) {
   return {t};
 }
 
-/// What the machine files say, at the speeds that software reaches.
+/// The machine files' numbers, at the speeds that software reaches.
 std::vector<Table> figure_6(Scenes& scenes) {
   Table t({"setting", "one expert and token, ms: GPU", "CPU", "loading over PCIe"});
   for (const Setting& s : settings) {

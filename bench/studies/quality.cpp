@@ -52,8 +52,8 @@ std::atomic<int> stopped_by = 0;
 constexpr const char* model_names[] = {"tiny-qwen-moe", "tiny-mixtral"};
 constexpr std::uint32_t window = 256;
 
-/// A paper's machine and model. Tiny experts count as large as the model's, in time; the budget is what nine tenths of
-/// the machine's memory leave beside the weights that every token needs, as a share of the experts at `bits`.
+/// A paper's machine and model. In time, tiny experts count as large as the model's. The budget is nine tenths of the machine's
+/// memory, less the weights that every token needs, as a share of the experts at `bits`.
 struct Setting {
   const char *name, *machine, *shape;
   double gib;
@@ -76,7 +76,7 @@ double expert_share(const Setting& s) {
   return (0.9 * s.gib * 1073741824.0 - dense) / static_cast<double>(facts.model.all_bytes());
 }
 
-/// Where stacks run.
+/// The model and the text that stacks run on.
 struct Place {
   CpuModel& model;
   const std::string& text;
@@ -119,7 +119,7 @@ RunnerOptions options_on(const Place& place, const Setting& s, CostSource source
   const ModelShape tiny = model_shape(place.model.config(), place.model.store(), o.max_rows);
   const std::uint64_t all = s.bits == 8 ? everything(tiny, Precision::int8).bytes() : tiny.all_bytes();
   o.budget_bytes = static_cast<std::uint64_t>(expert_share(s) * static_cast<double>(all));
-  ModelFacts reference = read_shape(s.shape, 16);  // one in bf16 stands for one in f16, packed ones for packed ones
+  ModelFacts reference = read_shape(s.shape, 16);  // a bf16 expert counts as an f16 one, and packed ones as packed ones
   reference.work = read_shape(s.shape, s.bits).work;
   o.virtual_costs = as_if(read_machine(s.machine).costs(reference.work, source), reference, tiny);
   return o;
@@ -129,7 +129,7 @@ Runner named(Place& place, const RunnerOptions& o) {
   return make_runner(place.model, o);
 }
 
-/// A stack that has no name, or a parameter that no option has. `configure` sets its policies and its allotment.
+/// Makes a stack that has no name, or one with a parameter that no option sets. `configure` sets its policies and allotment.
 template <class Stack, class Configure>
 Runner composed(Place& place, const RunnerOptions& o, const Configure& configure) {
   const ModelConfig& model = place.model.config();
@@ -191,11 +191,11 @@ std::vector<Case> resident_cases(std::size_t more_cells) {
   return cases;
 }
 
-/// Nothing is ever there: what is low, or skipped, is up to the precision alone.
+/// Every request misses, so the selector alone decides what runs at low precision or is skipped.
 template <class Selector>
 struct AlwaysMissing : Stack<NoPrediction, LoadOnDemand, Selector, stacks::LoadEverything, TopK> {};
 
-/// Fate's precision, or its opposite: the most popular experts low. Counts rows.
+/// Fate's selector, or its opposite, which loads the most popular experts at low precision. Counts rows.
 struct ByPopularity {
   PopularityHybrid hybrid;
   bool popular_first = false;
@@ -206,7 +206,7 @@ struct ByPopularity {
     hybrid.select(phase, demand, requests);
     for (Request& r : requests) {
       bool low = r.want.precision == hybrid.low;
-      if (popular_first) {  // of 100 - share percent in ascending order the opposite
+      if (popular_first) {  // `hybrid` selects 100 - share percent in ascending order: invert that
         low = !low;
         r.want.precision = low ? hybrid.low : hybrid.high;
       }
@@ -218,7 +218,8 @@ struct ByPopularity {
 };
 static_assert(QuantSelector<ByPopularity>);
 
-/// The s of HOBBIT's Eq. 2 above which `share` of the experts lie that the text's tokens ask for in the resident model.
+/// The threshold s of HOBBIT's Eq. 2 that `share` of the experts exceed, among those that the text's tokens ask the resident
+/// model for.
 float threshold_for(Place& place, double share) {
   std::vector<float>& all = place.unimportance;
   if (all.empty()) {
@@ -260,7 +261,7 @@ std::string percent(std::uint64_t part, std::uint64_t whole) {
   return percent(static_cast<double>(part), static_cast<double>(whole));
 }
 
-/// What was computed at low precision in decode; prefill does not count it.
+/// The share that was computed at low precision in decode; prefill does not count it.
 std::string computed_low(const Result& r) {
   const Outcomes& o = r.run.phase[static_cast<unsigned>(Phase::decode)];
   return percent(r.run.computed[1] + r.run.computed[2], o.requests);
@@ -313,7 +314,7 @@ std::vector<Case> hobbit_figure_3b(const ModelConfig& model) {
   std::vector<Case> cases;
   for (const auto& [how, low] : {std::pair{"INT4", Precision::int4}, std::pair{"INT2", Precision::int2},
                                  std::pair{"skipped", Precision::skip}}) {
-    // The best of k is never replaced.
+    // The best of the k experts is never replaced.
     for (std::uint32_t share = 10; share <= 60 && share * model.top_k <= 100 * (model.top_k - 1); share += 10) {
       cases.push_back({{how, std::to_string(share)}, Phase::decode, [=, low = low](Place& place, Load&) {
                          const RunnerOptions o = options_on(place, high_end, stated, Phase::decode, "on-demand");
@@ -338,7 +339,7 @@ std::vector<Case> fate_figure_10(const ModelConfig&) {
   std::vector<Case> cases;
   for (const bool popular_first : {false, true}) {
     for (const std::uint32_t share : {0U, 10U, 20U, 30U, 50U, 70U, 100U}) {
-      if (popular_first && (share == 0 || share == 100)) continue;  // the same
+      if (popular_first && (share == 0 || share == 100)) continue;  // the same as the least popular
       cases.push_back({{popular_first ? "most popular" : "least popular", std::to_string(share)},
                        Phase::prefill,
                        [=](Place& place, Load& load) {
@@ -379,7 +380,7 @@ std::vector<Case> importance_table_3(const ModelConfig&) {
   return cases;
 }
 
-/// For each machine plain LRU, the paper's stack without what loses, and the same with it.
+/// For each machine plain LRU, the paper's stack without its lossy part, and the same stack with it.
 std::vector<Case> speed_and_quality(const ModelConfig&) {
   std::vector<Case> cases;
   for (const CostSource source : {effective, stated}) {
@@ -476,7 +477,7 @@ std::unique_ptr<CpuModel> open(const char* name, const std::string& quantizer) {
   return model;
 }
 
-/// `done(bytes)`: so many more were run, of one case each.
+/// `done(bytes)` is called when so many more bytes were run, of one case.
 void run(Job& job, CpuModel& model, const Text& text, const std::function<void(std::uint64_t)>& done) {
   Place place{model, text.bytes};
   std::vector<Result> results(job.cases.size());
@@ -538,7 +539,7 @@ void run_all(std::vector<Job>& jobs, const std::vector<Text>& texts, const Argum
 
 // Reports
 
-/// A case over all texts of one model, and over each.
+/// A case on one model: over all texts, and over each.
 struct Line {
   std::string model;
   const Case* of;
@@ -546,7 +547,7 @@ struct Line {
   std::vector<const Result*> texts;
 };
 
-/// The lines of one table, by model; none where a text is missing.
+/// The lines of one table, by model; lines with a missing text are left out.
 std::vector<Line> lines_of(const std::vector<Job>& jobs, const TableSpec& table) {
   std::vector<Line> lines;
   for (std::size_t m = 0; m < std::size(model_names); ++m) {

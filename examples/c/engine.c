@@ -8,7 +8,7 @@
 
 enum { LAYERS = 4, EXPERTS = 8, TOP_K = 2, EXPERT_BYTES = 4096, TOKENS = 100 };
 
-/* All experts in host memory; the slots of a device, which here is memory, too, hold some of them. */
+/* All experts in host memory, and the slots of a device, which here is memory, too, for some of them. */
 typedef struct {
   unsigned char host[LAYERS][EXPERTS][EXPERT_BYTES];
   unsigned char* device;

@@ -1,5 +1,5 @@
-// Runs a model larger than memory in llama.cpp as it is: Ferry brings experts' pages in before they are read, and lets go of
-// those that a stack evicts. The text is llama.cpp's own, whatever Ferry decides.
+// Runs a model larger than memory in an unmodified llama.cpp: Ferry reads experts' pages in before they are needed, and
+// releases those that a stack evicts. The text is llama.cpp's own, whatever Ferry decides.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -98,7 +98,7 @@ int drive(const Arguments& a) {
   GateWatcher watcher(false);
   Session session(a.session, a.plain ? nullptr : &watcher);
   std::unique_ptr<Driver> driver;
-  session.warm_up();  // the first token shows what the graph is made of; without a driver, too: both begin alike
+  session.warm_up();  // its token shows what the graph is made of; without a driver, too, so that both begin alike
   if (!a.plain) {
     driver = std::make_unique<Driver>(watcher, session, a.driver);
     watcher.on_gate = [&](std::uint16_t layer, const GateRows& rows) { driver->at_gate(layer, rows); };

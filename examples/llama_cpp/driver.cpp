@@ -24,7 +24,7 @@ ConfiguredStack configured(const DriverOptions& o, ModelShape model) {
   options.budget_bytes = parse_budget(o.budget, model.all_bytes());
   options.max_rows = o.max_rows;
   set_parameters(options, named.parameters, o.stack);
-  // A disk's times, as far as stacks weigh them: what a copy takes, against nothing.
+  // Only the ratios of a disk's times matter to the stacks: what copies take, with all else at zero.
   ConfiguredStack stack =
       configure_stack(model, options, [](std::uint64_t bytes) { return static_cast<Nanoseconds>(bytes); });
   const StackTraits t = stack.config->traits();
@@ -53,7 +53,7 @@ Driver::Driver(const GateWatcher& watcher, const Session& session, const DriverO
   if (o.releases && !all_fit) pages_.release_all();
   if (!stack_.config->traits().caches) return;
   const Nanoseconds begin = now_ns();
-  pipe_->preload();  // loading has left the end of the file in memory: as much of every layer is worth more
+  pipe_->preload();  // loading has only left the file's end in memory; an even share of all layers is worth more
   link_->drain();
   filled_ = now_ns() - begin;
 }
@@ -101,7 +101,7 @@ void Driver::finish() {
   for (const Task& t : plan_.arriving) pipe_->done(t);
   link_->set_computed(false);
   Times took;
-  took.attention = now_ns() - begun_;  // with its experts: what a layer takes without waiting
+  took.attention = now_ns() - begun_;  // includes the experts: what a layer takes without waiting
   pipe_->finish(open_, took);
   open_ = no_layer;
 }

@@ -18,12 +18,12 @@ struct DriverOptions {
   bool releases = true;
 };
 
-/// Between a layer's gate and its experts it plans, has the missing experts' pages brought in, and those let go that the stack
-/// evicts; behind that come the prefetches. llama.cpp computes all experts of a layer at once, so the layer is over at the next
-/// layer's gate. Experts that find no slot the kernel brings in.
+/// Between a layer's gate and its experts it plans, reads the pages of missing experts in, and releases those of experts that
+/// the stack evicts; prefetches follow. llama.cpp computes all experts of a layer at once, so a layer counts as over at the
+/// next layer's gate. Experts that get no slot are left to the kernel.
 class Driver {
  public:
-  /// Behind the first forward pass. Throws InputError for a stack that needs an engine to carry out more than copies.
+  /// To be made after the first forward pass. Throws InputError for a stack that needs more of an engine than copies.
   Driver(const GateWatcher& watcher, const Session& session, const DriverOptions& options);
 
   void begin_step(const PassedStep& step);
@@ -33,7 +33,7 @@ class Driver {
 
   [[nodiscard]] const Counters& counters() const { return pipe_->counters(); }
   [[nodiscard]] std::uint64_t slot_bytes() const { return stack_.config->settings().allotment.bytes(); }
-  /// How long steps waited for copies, and what filling the slots took before the first.
+  /// The time that steps waited for copies, and the time that filling the slots took before the first step.
   [[nodiscard]] Nanoseconds waited() const { return waited_; }
   [[nodiscard]] Nanoseconds filled() const { return filled_; }
 

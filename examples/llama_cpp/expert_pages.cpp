@@ -95,7 +95,7 @@ void ExpertPages::map(ExpertId id) const noexcept {
   }
 }
 
-/// What is mapped cannot be freed: first the mapping goes, from which the kernel brings it back at the next access.
+/// The kernel frees no mapped page. So the mapping is dropped first; the kernel restores it at the next access.
 void ExpertPages::release(const Matrix& m, const Pages& p) noexcept {
   if (p.bytes == 0) return;
   static_cast<void>(::madvise(p.begin, p.bytes, MADV_DONTNEED));

@@ -11,8 +11,8 @@
 
 namespace ferry::llama_cpp {
 
-/// Asks the kernel to bring an expert's pages in, or to let them go. All of it is advice: what is missing when llama.cpp reads it
-/// the kernel brings in by itself. Calls are const and safe from any thread.
+/// Asks the kernel to bring an expert's pages in, or to let them go. All of it is advice: the kernel itself brings in what is
+/// missing when llama.cpp reads it. Calls are const and safe from any thread.
 class ExpertPages {
  public:
   /// Throws InputError if the weights do not lie in a mapped file.
@@ -27,7 +27,7 @@ class ExpertPages {
   void map(ExpertId id) const noexcept;
   /// Frees the pages that hold nothing else.
   void release(ExpertId id) const noexcept;
-  /// The same for all experts, also where the kernel has put pages of several together.
+  /// The same for all experts, including pages that hold parts of several.
   void release_all() const noexcept;
 
  private:

@@ -9,20 +9,20 @@
 
 namespace ferry::llama_cpp {
 
-/// Makes scores of logits by the rule that the graph shows, and predicts with the gates of the layers behind. What it returns
-/// is valid until the next call of the same name.
+/// Turns logits into scores by the rule that the graph shows, and predicts with the gates of later layers. What it returns is
+/// valid until the next call of the same name.
 class GateScores {
  public:
-  /// Behind the first forward pass, which shows the layers. Throws InputError for a rule that Ferry does not have.
+  /// To be made after the first forward pass, which shows the layers. Throws InputError for a rule that Ferry does not have.
   GateScores(const std::vector<WatchedLayer>& layers, const Session& session);
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }  ///< max_rows 1
   /// Whether experts are chosen by other scores than those that weigh them.
   [[nodiscard]] bool separate() const { return separate_; }
 
-  /// [rows, experts], of all layers' most experts.
+  /// [rows, experts], with as many columns as the layer with the most experts has.
   Scores of(std::uint16_t layer, const GateRows& rows);
-  /// Of the `count` layers behind this one, from its gate input.
+  /// Predicted scores of the next `count` layers, from this layer's gate input.
   View<const Scores> predicted(std::uint16_t layer, std::uint16_t count, const GateRows& rows);
 
  private:

@@ -29,12 +29,12 @@ bool split(std::string_view name, std::string& what, int& number) {
   return error == std::errc{} && next == end;
 }
 
-/// Where the experts' weights are a softmax of the chosen logits, the logits themselves are called probabilities.
+/// llama.cpp calls the logits "probs" where the experts' weights are a softmax of the chosen logits.
 bool is_product(const ggml_tensor& t, const std::string& what) {
   return t.op == GGML_OP_MUL_MAT && (what == "logits" || what == "probs");
 }
 
-/// A tensor of a graph, row by row; its memory may be a device's, and its rows apart.
+/// Copies a tensor of a graph row by row, since its memory may be a device's and its rows may lie apart.
 template <class T>
 std::vector<T> rows_of(const ggml_tensor& t, ggml_type type, int layer) {
   if (t.type != type || t.nb[0] != sizeof(T) || t.ne[2] != 1 || t.ne[3] != 1) {

@@ -1,5 +1,5 @@
 /// @file
-/// What llama.cpp's gates say, read from the outside: its evaluation callback names every tensor of a graph.
+/// What llama.cpp's gates say, read from outside through its evaluation callback, which names every tensor of a graph.
 #pragma once
 #include <ggml.h>
 
@@ -35,18 +35,18 @@ struct WatchedLayer {
 
 /// What a layer's gate said in the forward pass that runs.
 struct GateRows {
-  std::uint32_t rows = 0;             ///< fewer than the step has where the last layer computes only those with outputs
+  std::uint32_t rows = 0;             ///< fewer than the step has if the last layer only computes rows with outputs
   std::vector<float> logits;          ///< [rows, experts], without the gate's bias
   std::vector<float> input;           ///< [rows, hidden]
   std::vector<std::int32_t> choices;  ///< [rows, top_k], llama.cpp's own, best first; empty if not asked for
 };
 
-/// Learns a model's MoE layers from the first graph, and reads what their gates say from every one. A callback of a context:
+/// Learns a model's MoE layers from the first graph, and reads the gates' outputs from every graph. A callback of a context:
 /// `params.cb_eval = GateWatcher::callback; params.cb_eval_user_data = &watcher;`
 ///
-/// Names are those of llama.cpp's `build_moe_ffn`: of a tensor and its layer, "ffn_moe_logits-3". What only gives another
-/// tensor a new shape is named after it, "ffn_moe_logits-3 (reshaped)", and is not looked at. A graph is computed up to a tensor
-/// that is read, so no more are read than are needed: a gate's logits and, if wanted, llama.cpp's choices.
+/// Names are those of llama.cpp's `build_moe_ffn`: a tensor and its layer, as in "ffn_moe_logits-3". A tensor that only has
+/// another shape, "ffn_moe_logits-3 (reshaped)", is ignored. llama.cpp computes a graph piece by piece up to each tensor that
+/// is read, so only the needed ones are read: a gate's logits and, if wanted, llama.cpp's choices.
 class GateWatcher {
  public:
   explicit GateWatcher(bool wants_choices) : wants_choices_(wants_choices) {}
@@ -58,13 +58,13 @@ class GateWatcher {
   /// Called when a layer's logits are there, before its experts are chosen and run. What it throws ends the forward pass.
   std::function<void(std::uint16_t layer, const GateRows& rows)> on_gate;
 
-  /// In the order of the graph. Whole behind the first forward pass.
+  /// In the order of the graph. Complete after the first forward pass.
   [[nodiscard]] const std::vector<WatchedLayer>& layers() const { return layers_; }
   /// Of the last forward pass, by layer.
   [[nodiscard]] const std::vector<GateRows>& rows() const { return rows_; }
 
-  /// Behind a forward pass: what went wrong in it is thrown here, since llama.cpp's frames cannot be thrown through. Throws
-  /// std::runtime_error for gates that are not understood.
+  /// To be called after a forward pass. Throws what went wrong in it, since exceptions cannot pass through llama.cpp's frames,
+  /// and std::runtime_error for gates that are not understood.
   void end_step();
 
  private:

@@ -14,8 +14,8 @@
 
 namespace ferry::llama_cpp {
 
-/// What `ferry simulate` knows by the same options; and `as_reference`: as `ferry run --clock virtual` counts, experts take what
-/// those of the machine's reference model take, whatever their bytes.
+/// What `ferry simulate` knows by the same options. With `as_reference` experts take as long as those of the machine's
+/// reference model, whatever their bytes, as `ferry run --clock virtual` counts.
 struct LiveSettings {
   std::string budget = "25%", machine = "rtx3090-pcie3", as_shape;
   engine::CostSource costs = engine::CostSource::effective;

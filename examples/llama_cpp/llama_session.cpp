@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* tokenizer_key = "tokenizer.ggml.model";
 
-/// The first error that llama.cpp logged, the nearest to the cause: its functions give none.
+/// The first error that llama.cpp logged, which is nearest to the cause; its functions return none.
 std::string first_error;
 
 void keep_error(ggml_log_level level, const char* text, void* /*data*/) {
@@ -31,7 +31,7 @@ void keep_error(ggml_log_level level, const char* text, void* /*data*/) {
   throw InputError(file + ": llama.cpp " + what + (first_error.empty() ? "" : ": " + first_error));
 }
 
-/// Files of tiny models have none and do not say so, which llama.cpp refuses.
+/// Files of tiny models have no tokenizer and do not say so, and llama.cpp refuses them.
 bool has_tokenizer(const std::string& file) {
   gguf_context* said = gguf_init_from_file(file.c_str(), {true, nullptr});
   if (said == nullptr) refuse(file, "does not read it");

@@ -42,12 +42,12 @@ class Session {
   void generate(const std::function<void(const PassedStep&)>& before,
                 const std::function<bool(const PassedStep&)>& after,
                 const std::function<bool(const std::string&)>& on_text);
-  /// One token that no text has, for those who want to see a graph.
+  /// Runs one token that belongs to no text, to show the graph.
   void warm_up();
 
-  /// As the file calls it.
+  /// The model's name in the file.
   [[nodiscard]] std::string name() const;
-  /// What the file says of its architecture, as in "expert_group_count". Throws InputError if it does not.
+  /// A number of the architecture's metadata, such as "expert_group_count". Throws InputError if the file has none.
   [[nodiscard]] std::uint32_t number(const std::string& key) const;
   [[nodiscard]] std::uint32_t prompt_tokens() const { return static_cast<std::uint32_t>(prompt_.size()); }
 

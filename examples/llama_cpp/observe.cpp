@@ -1,5 +1,5 @@
-// Runs a text through llama.cpp as it is, and reports what Ferry's stacks would have hit, moved and waited for at a budget and
-// on a machine; or records the routing as a trace for `ferry simulate`.
+// Runs a text through an unmodified llama.cpp, and reports what Ferry's stacks would have hit, moved and waited for with a
+// given budget and machine; or records the routing as a trace for `ferry simulate`.
 #include <fmt/format.h>
 
 #include <memory>
@@ -62,7 +62,7 @@ void read(int argc, char** argv, Arguments& a) {
                                        : engine::CostSource::effective;
 }
 
-/// A line for each stack, of decode so far.
+/// A line for each stack, over decode so far.
 std::string live_table(std::uint64_t tokens, const std::vector<std::unique_ptr<LiveStack>>& stacks) {
   std::string text = fmt::format("\n{:>6} tokens       hits   late hits   misses   moved, MiB   stalled, s\n", tokens);
   for (const auto& s : stacks) {

@@ -47,7 +47,7 @@ void PageLink::Queue::retire() noexcept {
     landed = entries.front().copy.ticket;
 }
 
-/// Demand first: also a demand copy that cannot begin yet holds prefetches back.
+/// Demand goes first; a demand copy that cannot begin yet holds prefetches back, too.
 PageLink::Entry* PageLink::next() noexcept {
   const bool queued = std::any_of(demand_.entries.begin(), demand_.entries.end(),
                                   [](const Entry& e) { return e.state == State::queued; });
@@ -135,7 +135,7 @@ void PageLink::work() {
     queue.find(copy.ticket)->state = State::over;
     queue.retire();
     landed_.notify_all();
-    wake_.notify_one();  // another may have slept through while this one worked
+    wake_.notify_one();  // another thread may have missed a wake-up while this one worked
   }
 }
 

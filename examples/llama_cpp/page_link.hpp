@@ -15,16 +15,16 @@
 
 namespace ferry::llama_cpp {
 
-/// A slot is room for an expert's pages, wherever they lie: a copy into it lets go of what the slot held, and brings the new
-/// expert's pages in. Several copies are on their way at once, since a disk is faster with more to do.
+/// A slot is room for an expert's pages, wherever they lie: a copy into it releases the pages of the expert that the slot held,
+/// and reads in the new expert's. Several copies run at once, since a disk is faster with more to do.
 ///
-/// The device is the caller's own thread, as with HostThread. A demand copy that is submitted while `computed` is on is
-/// of an expert that has been computed already, from pages that the kernel brought in: nothing is read for it.
+/// The device is the caller's own thread, as with HostThread. While `computed` is set, a demand copy is for an expert that has
+/// been computed already, from pages that the kernel brought in, so nothing is read for it.
 class PageLink {
  public:
   struct Options {
     std::uint32_t slots = 0, threads = 4;
-    bool releases = true;  ///< false: which pages go is left to the kernel
+    bool releases = true;  ///< false: the kernel decides which pages go
   };
   PageLink(const ExpertPages& pages, const Options& options);
   ~PageLink();
@@ -40,7 +40,7 @@ class PageLink {
 
   /// Blocks until nothing is queued or on its way.
   void drain();
-  /// Whether the layer under way has been computed.
+  /// Whether the present layer has been computed.
   void set_computed(bool computed) { computed_ = computed; }
 
  private:
@@ -61,7 +61,7 @@ class PageLink {
 
   Queue& queue_of(Ticket ticket) noexcept { return is_prefetch(ticket) ? prefetch_ : demand_; }
   Entry* next() noexcept;
-  /// What the slot held until now, if that is to leave memory.
+  /// Gives the slot to the copy's expert. Returns the expert that it held if that is to leave memory.
   std::optional<ExpertId> take_slot(const Copy& copy);
   void work();
 

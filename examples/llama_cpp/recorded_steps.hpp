@@ -13,7 +13,7 @@ namespace ferry::llama_cpp {
 /// Forward passes of one sequence, with llama.cpp's own choices.
 class RecordedSteps {
  public:
-  /// Behind the first forward pass, which shows the layers. `ahead`: how many layers to predict.
+  /// To be made after the first forward pass, which shows the layers. `ahead`: how many layers to predict.
   RecordedSteps(const GateWatcher& watcher, const Session& session, std::uint16_t ahead);
 
   /// The last forward pass, of one sequence, as a trace of one step. Valid until the next.

@@ -38,13 +38,13 @@ class Engine:
         self.traits = Traits(size=ctypes.sizeof(Traits))
         ferry.get_traits(self.pipe, byref(self.traits))
         slots = ferry.lib.ferry_slot_count(self.pipe)
-        self.device = np.zeros((slots,) + self.host.shape[2:], dtype=np.float32)  # the slots: here all are alike
+        self.device = np.zeros((slots,) + self.host.shape[2:], dtype=np.float32)  # the slots, which are all of one size here
         self.copies = 0
         if self.traits.preloads:
             ferry.preload(self.pipe)  # carried out with the first layer
 
     def carry_out(self):
-        """Does what the plan wants copied, in its order. Here that is all: nothing runs beside anything else."""
+        """Carries out the plan's copies in their order. Here that is all, since nothing runs at the same time."""
         commands, count = POINTER(Command)(), c_uint32()
         self.ferry.take_commands(self.pipe, byref(commands), byref(count))
         for command in commands[:count.value]:

@@ -41,7 +41,7 @@ Traits = struct("Traits", size=c_size_t, predicts=c_uint8, caches=c_uint8, subst
 
 
 class Ferry:
-    """The library's functions; what they refuse becomes an exception with their sentence."""
+    """The library's functions. A refused call raises an exception with the library's message."""
 
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)

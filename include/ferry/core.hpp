@@ -342,7 +342,7 @@ class Core {
         Request r{.want = {.id = slots_.wanted(pool)}};
         if (r.want.id.expert == no_expert) continue;
         choose_precision(false, {&r, 1});
-        if (residency().find(r.want) != no_slot) continue;  // it is in a stream slot already
+        if (residency().find(r.want) != no_slot) continue;  // in another pool, or in a stream slot
         measured_.set(phase_, r);
         const std::uint32_t slot =
             slots_.make_room(r.want, Residency::for_prefetch, closed, [&](const Cache& cache, std::uint32_t victim) {

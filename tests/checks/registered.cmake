@@ -1,6 +1,6 @@
-# A policy header ends with static_assert(Concept<Policy>). Each such policy is tried by its concept's contract suite
-# and as device code, by itself or in a named stack; and each named stack as device code and by the pipeline's test. One
-# that nobody registered fails the configuration. By itself: cmake -P tests/checks/registered.cmake
+# A policy header ends with static_assert(Concept<Policy>). Each such policy must be tried by its concept's contract suite, and
+# as device code, by itself or in a named stack; each named stack must be tried as device code and by the pipeline's test.
+# A policy or stack that nobody registered fails the configuration. Standalone: cmake -P tests/checks/registered.cmake
 cmake_policy(VERSION 3.25)
 get_filename_component(root ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
 
@@ -47,7 +47,7 @@ foreach(kind IN ITEMS cache:cache_policy:CachePolicy predictor:predictor:Predict
   endforeach()
 endforeach()
 
-# A stack derives from Stack<...>, or from another stack, which stands before it.
+# A stack derives from Stack<...>, or from a stack that is declared before it.
 set(named_stacks Stack)
 string(REGEX MATCHALL "(struct|class)[ \n]+[A-Za-z0-9_]+[ \n]*(final)?[ \n]*:[^{;]*" derived "${stacks_text}")
 foreach(declaration IN LISTS derived)

@@ -25,7 +25,7 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
     Random random(21);
     std::vector<Variant> holds(slots, full(0, no_expert));
     std::vector<std::uint32_t> empty{5, 4, 3, 2, 1, 0};
-    std::uint32_t queued = no_slot;  // holds a prefetch that was not asked for
+    std::uint32_t queued = no_slot;  // the slot of a queued prefetch that was not asked for
     for (int i = 0; i < 20000; ++i) {
       if (queued != no_slot && random.chance(15)) {  // it is taken back
         if constexpr (part::Forgets<Cache>) {

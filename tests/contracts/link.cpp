@@ -16,11 +16,11 @@ using namespace ferry::test;
 
 namespace {
 
-/// A link over ten slots, and what the device sees in them. Expert e is full of e.
+/// A link over ten slots, and the device's view of them. Expert e consists of bytes that are all e.
 template <class L>
 class Rig {
  public:
-  /// `chunk`: bytes of a prefetch between which demand copies go ahead; 0: none do.
+  /// `chunk`: the bytes of a prefetch after which demand copies may go ahead; 0: they never may.
   Rig(const ModelShape& m, const Allotment& slots, std::uint32_t chunk)
       : memory_(
             slots,
@@ -56,7 +56,7 @@ class Rig {
   std::optional<L> link;
 };
 
-/// The device sees what its stream sees, at the place that the caller has got to.
+/// The device sees what its stream sees, at the point that the caller has reached.
 template <>
 class Rig<CudaStream> {
  public:

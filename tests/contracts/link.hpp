@@ -13,11 +13,11 @@
 
 namespace ferry::test {
 
-/// Of the experts that links are tried with; they are of one layer, 64, and ten have a slot.
+/// The size of the experts that links are tried with: 64 experts of one layer, of which ten have a slot.
 inline constexpr std::uint32_t expert_bytes = 64;
 
-/// Copies, drops and waits in any order. `rig.link`, a pointer or the like, is a new link, which copies expert e as bytes that
-/// are all e; `rig.ends(slot)`: the first and the last byte that the device has there; `rig.pass()`: some time goes by.
+/// Copies, drops and waits in any order. `rig.link` points to a new link, which copies expert e as bytes that are all e;
+/// `rig.ends(slot)` is the first and the last byte that the device sees there; `rig.pass()` lets some time go by.
 template <class Rig>
 void link_contract_of(Rig& rig) {
   const Watchdog watchdog;

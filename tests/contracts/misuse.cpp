@@ -1,4 +1,4 @@
-// What docs/contracts.md says of wrong calls, a case for each row.
+// What docs/contracts.md says of wrong calls: a test case for each row.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@ using namespace ferry::test;
 namespace {
 
 constexpr Nanoseconds longest_time = std::numeric_limits<Nanoseconds>::max();
-/// Of 3, where another is under way.
+/// Layer 0, and layers that a model of 3 layers lacks, where layer 1 is the one under way.
 constexpr std::uint16_t wrong_layers[] = {0, 3, 4, 0x8000, 0xffff};
 
 /// 3 layers of 4 experts, top-2, at most 2 rows, in a few slots.
@@ -74,7 +74,7 @@ TEST_CASE("constructor: parts that fit together, times not below 0") {
 TEST_CASE("preload: to come ahead of the first step") {
   Misuse m;
   CHECK_NOTHROW(m.pipe.preload());
-  CHECK_NOTHROW(m.pipe.preload());  // what is there stays
+  CHECK_NOTHROW(m.pipe.preload());  // what is resident stays
   m.begin();
   CHECK_THROWS_AS(m.pipe.preload(), UsageError);
 }
@@ -91,7 +91,7 @@ TEST_CASE("begin_step: 1 to max_rows rows, of prefill or decode") {
 
 TEST_CASE("begin_step: that no layer is under way") {
   Misuse m;
-  for (std::uint64_t n = 0; n < 50; ++n) {  // an engine that forgets `abandon` every time
+  for (std::uint64_t n = 0; n < 50; ++n) {  // an engine that never calls `abandon`
     m.begin();
     CHECK(m.pipe.counters().unfinished_steps == n);
     CHECK(m.leased() == 0);
@@ -205,14 +205,14 @@ TEST_CASE("done: tasks of the layer under way") {
   m.pipe.finish(0);
   CHECK_THROWS_AS(m.pipe.done(first), UsageError);
   Task planned = m.plan(1).arriving[0];
-  CHECK_THROWS_AS(m.pipe.done(first), UsageError);  // an earlier layer's
+  CHECK_THROWS_AS(m.pipe.done(first), UsageError);  // a task of an earlier layer
   const auto refused = [&](Task t, const char* what) { CHECK_THROWS_WITH_AS(m.pipe.done(t), what, UsageError); };
   Task wrong = planned;
   wrong.slot = 77;
   refused(wrong,
           "done, layer 1: a task of expert 0 of layer 1 in slot 77, expected those of the plan of the layer under way");
   wrong = planned;
-  wrong.what.id.expert = 3;  // an earlier step's, whose slot has another reader now
+  wrong.what.id.expert = 3;  // as if from an earlier step: its slot has another reader now
   CHECK_THROWS_AS(m.pipe.done(wrong), UsageError);
   CHECK(m.leased() == 2);
   m.pipe.done(planned);
@@ -229,7 +229,7 @@ TEST_CASE("done: each task once") {
 }
 
 TEST_CASE("done: tasks of arriving in order") {
-  Misused<stacks::OnDemand> m;  // of whose slots all are stream slots
+  Misused<stacks::OnDemand> m;  // all of its slots are stream slots
   CoreConfig<stacks::OnDemand> config = m.config;
   config.allotment.stream_slots = 2;
   VirtualClock clock(config.model, {1'000'000'000, 0, false});
@@ -365,7 +365,7 @@ TEST_CASE("any two: to come one at a time, from whichever thread") {
 }
 
 namespace {
-/// Takes, loads and evicts what there is not.
+/// Takes, loads and evicts more than there is.
 struct TooMany {
   static bool further(const PrefetchWindow& /*window*/) noexcept { return true; }
   static std::uint32_t take(const PrefetchWindow& /*window*/, View<const Request> /*absent*/) noexcept { return ~0U; }
@@ -409,7 +409,7 @@ TEST_CASE("policy: take, split of no more than there is") {
 }
 
 namespace {
-/// Asks for more than it measured, at once or in an array of its own.
+/// Asks in the second pass of `reserve` for what it did not measure in the first, as one array or several.
 struct Growing : Lru {
   std::uint32_t more = 0;
   bool twice = false;

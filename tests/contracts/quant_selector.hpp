@@ -9,7 +9,7 @@
 
 namespace ferry::test {
 
-/// In a block of its own if it keeps state.
+/// A selector, in its own block if it keeps state.
 template <class Q>
 class Selector {
  public:

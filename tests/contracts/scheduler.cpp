@@ -7,7 +7,7 @@
 using namespace ferry;
 using namespace ferry::test;
 
-// Every limit, order and placement is in one of these.
+// Each limit, order and placement of the library is part of one of these.
 using InArrivalOrder = Schedule<NoLimit, ArrivalOrder, DeviceOnly>;
 using ByPopularity = Schedule<TransferBudget, PopularityOrder, HostInDecode>;
 using TwoPointers = Schedule<FirstMiss, BatchSizeOrder, TwoPointer>;

@@ -42,7 +42,7 @@ TEST_CASE_TEMPLATE_DEFINE("Scheduler", S, scheduler_contract) {
   }
 }
 
-/// Times that a wrong clock or calibration may bring: as long as can be, nothing, and around both.
+/// Times that a wrong clock or calibration may give: the longest, zero, and values close to both.
 inline Nanoseconds extreme_time(Random& random) {
   constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
   const Nanoseconds some[] = {0, 1, 1000, most / 1000, most / 3, most / 2, most - 1, most};

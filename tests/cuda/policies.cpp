@@ -1,5 +1,5 @@
-// Policies and cores keep their state in one block without pointers: copied byte for byte, also in the middle of a
-// load, it goes on in another place with the same answers. policies.cu runs the same load on a device.
+// Policies and cores keep their state in one block without pointers. If the block is copied byte for byte, even in the middle
+// of a load, it goes on in another place with the same answers. policies.cu runs the same load on a device.
 #include "cuda/policies.hpp"
 
 #include <doctest/doctest.h>
@@ -11,7 +11,7 @@ using namespace ferry::test::device;
 
 namespace {
 
-/// The load's digest over a block that moves before step `moves`, and leaves 0xff behind.
+/// The load's digest over a block that moves before step `moves`; 0xff is written over the place that it leaves.
 template <class Parameters>
 std::uint64_t digest(const Parameters& parameters, std::uint32_t moves) {
   const std::size_t bytes = block_bytes(parameters);
@@ -35,7 +35,7 @@ void for_each_subject(const Check& check) {
   for_each_core(named);
 }
 
-/// A cache policy that the concept lets pass and a device could not use.
+/// A cache policy that satisfies the concept, but that a device could not use.
 class WithPointer {
  public:
   void reserve(Carver& carve, const PoolShape& pool) {

@@ -1,5 +1,5 @@
-// The load of policies.hpp on a GPU, one thread a policy or core: the block is built on the host, copied to the device
-// and used there. The digest must be the host's, also when the host does the first half of the load. And stored weights,
+// The load of policies.hpp on a GPU, with one thread a policy or core: the block is built on the host, copied to the device and
+// used there. The digest must be the host's, even if the host runs the first half of the load. Also unpacks stored weights,
 // which must be the same floats on both.
 // CI only compiles it. To run it: nvcc -std=c++20 -Iinclude -Itests tests/cuda/policies.cu -o policies && ./policies
 #include "cuda/policies.hpp"
@@ -31,7 +31,7 @@ __global__ void go_on(Subject* subject, Load* load, std::uint32_t steps) {
   drive(*subject, *load, steps);
 }
 
-/// Memory of the device that starts as a copy of the host's, 64 bytes behind what cudaMalloc gives.
+/// Device memory that starts as a copy of the host's, 64 bytes after the address that cudaMalloc gives.
 class OnDevice {
  public:
   OnDevice(const void* from, std::size_t bytes) {
@@ -48,7 +48,7 @@ class OnDevice {
   std::byte* memory_ = nullptr;
 };
 
-/// The load's digest when the host does the first steps and the device the others.
+/// The load's digest if the host runs the first `on_host` steps and the device the others.
 template <class Parameters>
 std::uint64_t digest(const Parameters& parameters, std::uint32_t on_host) {
   using S = Subject<Parameters>;

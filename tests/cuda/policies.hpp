@@ -3,8 +3,8 @@
 ///
 /// The answers must be the same bit for bit. Scores are multiples of 2^-10 and alphas are 1/4, so that the products
 /// of the two are exact; sums and quotients are rounded alike on both (nvcc's default is --prec-div=true). Where a
-/// product is added to something, nvcc contracts the two to one rounding and a host compiler may: the only such place
-/// is detail::fixed_score, whose product is exact. A row's scores are positive, so that no weights are divided by 0.
+/// product is added to something, nvcc contracts the two into one rounding, and a host compiler may. That only happens
+/// in detail::fixed_score, whose product is exact. A row's scores are positive, so that no weights are divided by 0.
 #pragma once
 #include <cstring>
 #include <memory>
@@ -128,7 +128,7 @@ class Digest {
   std::uint64_t value_ = 0xcbf29ce484222325U;
 };
 
-/// A link without bytes: copies land in the order of their tickets, when the dice say so or when they are waited for.
+/// A link without bytes: copies land in the order of their tickets, when the dice decide or when somebody waits for them.
 class PretendedLink {
  public:
   FERRY_HD void submit(View<const Copy> copies) noexcept {
@@ -162,14 +162,14 @@ class PretendedLink {
   Ticket demand_ = Ticket::none, prefetch_ = Ticket::none;  ///< submitted last
 };
 
-/// What goes on from step to step beside the state of whoever is asked.
+/// What is carried over from step to step besides the subject's own state.
 struct Load {
   Dice dice;
   Digest digest;
   PretendedLink link;
   std::uint32_t steps = 0;
   Variant holds[pool_slots];     ///< of a cache policy's pool
-  bool filled[pool_slots] = {};  ///< a slot that is not is free
+  bool filled[pool_slots] = {};  ///< slots that are not filled are free
 };
 static_assert(std::is_trivially_copyable_v<Load>);
 
@@ -185,7 +185,7 @@ class Rows {
   FERRY_HD Scores of(std::uint32_t layer) const noexcept {
     return {static_cast<std::uint16_t>(layer), {values_, size_}, {values_, size_}};
   }
-  /// Each row's best, as an engine with a top-k of its own has them.
+  /// Each row's best experts, as an engine with its own top-k passes them.
   FERRY_HD View<const Route> routes() noexcept {
     const std::uint32_t rows = size_ / experts;
     for (std::uint32_t row = 0; row < rows; ++row) {
@@ -241,10 +241,10 @@ FERRY_HD inline void draw(Dice& dice, Request* requests, std::uint32_t count) no
   }
 }
 
-// One step of the load, for each kind of policy and for a core. Each draw is a statement of its own where the order
-// of evaluation would be the compiler's choice.
+// One step of the load, for each kind of policy and for a core. Draws are separate statements where the order of evaluation
+// would otherwise be the compiler's choice.
 
-/// `what` moves into the pool, if the policy has a slot for it that is not barred.
+/// Admits `what` to the pool, if the policy has a slot for it that is not barred.
 template <CachePolicy C>
 FERRY_HD std::uint32_t admit(C& cache, Load& load, Variant what, bool demand, Barred barred) noexcept {
   std::uint32_t slot = 0;
@@ -402,7 +402,7 @@ FERRY_HD inline void carry_out(const Commands& commands, Load& load) noexcept {
   load.link.submit(commands.submit);
 }
 
-/// The first experts of every layer, before the first step.
+/// Preloads the first experts of every layer.
 template <class S>
 FERRY_HD void preload(Core<S>& core, Load& load) noexcept {
   for (std::uint16_t e = 0; e < top_k; ++e) {
@@ -469,7 +469,7 @@ FERRY_HD void step(Core<S>& core, Load& load) noexcept {
   load.digest.add(core.counters());
 }
 
-/// `steps` steps more of the load.
+/// Runs `steps` more steps of the load.
 template <class Subject>
 FERRY_HD void drive(Subject& subject, Load& load, std::uint32_t steps) noexcept {
   static_assert(std::is_trivially_copyable_v<Subject>);
@@ -485,7 +485,7 @@ inline constexpr std::size_t head_bytes(std::size_t bytes) {
   return (bytes + storage_alignment - 1) / storage_alignment * storage_alignment;
 }
 
-/// Selectors may be without state, schedulers always are.
+/// Does nothing for policies without state: all schedulers, and some selectors.
 template <class P>
 void reserve(P& policy, Carver& carve) {
   if constexpr (part::ReservesForPool<P>) {
@@ -522,7 +522,7 @@ std::size_t block_bytes(const CoreConfig<S>& config) {
   return Core<S>::storage_bytes(config);
 }
 
-/// In a block that is aligned to `storage_alignment`.
+/// Creates a policy in a block that is aligned to `storage_alignment`.
 template <class P>
 P* create(std::byte* block, const P& parameters) {
   P* policy = new (block) P(parameters);
@@ -535,7 +535,7 @@ Core<S>* create(std::byte* block, const CoreConfig<S>& config) {
   return Core<S>::create(block, config);
 }
 
-/// What `create` makes of these parameters.
+/// The type that `create` makes from these parameters.
 template <class Parameters>
 using Subject = std::remove_pointer_t<decltype(create(nullptr, std::declval<const Parameters&>()))>;
 
@@ -566,7 +566,7 @@ CoreConfig<S> config_of() {
 template <class Visit>
 void for_each_policy(const Visit& visit) {
   Dice dice;
-  std::vector<ExpertId> future;  // what is predicted need not come true: the same answers are all that counts
+  std::vector<ExpertId> future;  // predictions need not come true: only equal answers count
   std::vector<std::uint32_t> starts{0};
   for (std::uint32_t i = 0; i < load_steps * layers; ++i) {
     const std::uint16_t first = dice.expert();

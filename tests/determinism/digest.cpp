@@ -1,5 +1,5 @@
-// Prints a digest of every command of many random runs. Built by several compilers at several optimisation
-// levels: all must print the same. With FERRY_EVERY_STACK of all policies.
+// Prints a digest of every command of many random runs. It is built by several compilers at several optimisation levels, and
+// all must print the same. With FERRY_EVERY_STACK it runs stacks of all policies.
 #include <cstdio>
 #include <cstdlib>
 

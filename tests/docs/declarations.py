@@ -1,4 +1,4 @@
-"""What C++ declares, as far as the names in its comments go: no parser of the language, but one of its braces."""
+"""What C++ declares, as far as the names in its comments need it. It matches braces and does not parse the language."""
 import collections
 import re
 
@@ -12,7 +12,7 @@ NO_FUNCTIONS = {'alignas', 'noexcept', 'decltype', 'static_assert', 'requires', 
 
 
 class Declaration:
-    """A statement of a namespace or class, or all of a function; `inside` has the declarations of a namespace, class or enum."""
+    """A statement of a namespace or class, or a whole function; `inside` has the declarations in a namespace, class or enum."""
 
     def __init__(self, parent, line):
         self.parent, self.line, self.end = parent, line, line
@@ -21,7 +21,7 @@ class Declaration:
         self.inside, self.static = [], False
 
     def classes(self):
-        """The classes that it stands in."""
+        """The classes around it."""
         outer = self.parent
         while outer is not None:
             if outer.kind in ('class', 'enum'):
@@ -45,7 +45,7 @@ def tokens(text):
 class File:
     def __init__(self, path):
         self.path, text = path, path.read_text()
-        self.comments = []  # (line, text, whether there is code in front of it)
+        self.comments = []  # (line, text, whether code stands before it on the line)
         self.macros = set()
         words, last_line = [], 0
         for kind, token, line in tokens(text):
@@ -73,7 +73,7 @@ class File:
             raise SystemExit(f'{path}:{words[self.at][1]}: a closing brace that tests/docs/declarations.py does not understand')
 
     def attached(self):
-        """(its lines, the declaration that it stands on or in, whether inside of it) of each comment."""
+        """For each comment its lines, the declaration that it belongs to, and whether it stands inside of that."""
         flat = sorted((d for d in self.all.each() if d.kind != 'namespace'), key=lambda d: d.line)
         leaves = [d for d in flat if d.kind not in ('class', 'enum')]
         at = 0
@@ -87,7 +87,7 @@ class File:
             around = [d for d in flat if d.line <= first <= d.end]
             on = max((d for d in leaves if d in around), key=lambda d: d.line, default=None)
             inside = on is not None
-            if on is None and not behind:  # on what follows, or else in the class that ends behind it
+            if on is None and not behind:  # belongs to what follows, or else to the class that ends after it
                 on = next((d for d in flat if d.line > last), None)
                 outer = max(around, key=lambda d: d.line, default=None)
                 if outer is not None and (on is None or on.line > outer.end):
@@ -100,7 +100,7 @@ class File:
         return self.words[self.at + ahead][0] if self.at + ahead < len(self.words) else ''
 
     def skip(self, opening, closing, into):
-        """From an opening mark to behind its closing one; its words go to `into`."""
+        """Skips from an opening mark past its closing one; the words in between go to `into`."""
         depth = 0
         while self.at < len(self.words):
             word = self.peek()
@@ -112,7 +112,7 @@ class File:
                 return
 
     def read(self, scope):
-        """What stands in a namespace or class, up to its closing brace."""
+        """Reads a namespace or class up to its closing brace."""
         while self.at < len(self.words) and self.peek() != '}':
             if self.peek() in ACCESS and self.peek(1) == ':':
                 self.at += 2
@@ -139,7 +139,7 @@ class File:
                     d.kind = 'concept' if kind == 'concept' else 'function' if calls else d.kind
                     self.skip('{', '}', d.body)
                     if kind == 'concept' or initial or self.peek() in (';', ',', '{', ':') or not calls and kind is None:
-                        continue  # of a member's initial value, or of one of a constructor's
+                        continue  # part of a member's or a constructor's initializer
                     break
                 self.at += 1
                 if kind == 'enum':
@@ -189,12 +189,12 @@ class File:
 
 
 class Names:
-    """What the comments of `files` may name, and where. Of `others` they may name types and macros."""
+    """The names that comments of `files` may use, and where. Of `others` they may use types and macros."""
 
     def __init__(self, files, others):
-        self.outside, self.everywhere = set(), set()  # of classes: types, and functions of namespaces; and what is in classes
+        self.outside, self.everywhere = set(), set()  # types and functions outside of classes; and names inside of classes
         self.members, self.concepts = collections.defaultdict(set), {}
-        self.parameters = collections.defaultdict(set)  # of all functions of a name
+        self.parameters = collections.defaultdict(set)  # by function name: the parameters of all its overloads
         for file in (*files, *others):
             self.outside |= file.macros
             self.outside |= {d.name for d in file.all.each() if d.kind in ('class', 'enum', 'type', 'concept')}
@@ -223,13 +223,13 @@ class Names:
         return found
 
     def near(self, d):
-        """What a comment on this declaration may name beside what is known everywhere: its parameters, its class's members, ..."""
+        """What a comment on `d` may name besides what is known everywhere: its parameters, its class's members, and so on."""
         known = {d.name, *d.plain, *d.parameters}
         if d.kind in ('class', 'enum'):
             known |= self.of_class(d)
             for inner in d.each():
                 known |= inner.parameters
-        if d.kind == 'concept':  # and what the concepts ask for of which it is made
+        if d.kind == 'concept':  # and what the concepts that it is made of require
             known |= d.body
             for part in (d.body | set(d.plain)) & self.concepts.keys():
                 known |= self.concepts[part].body | self.concepts[part].parameters
@@ -241,10 +241,10 @@ class Names:
         return known
 
     def unknown(self, code, d, inside, more):
-        """The names in this code that are of nothing which a comment on `d`, or inside of it, may name.
+        """The names in `code` that a comment on `d`, or inside of it, may not use because nothing there has them.
 
-        A function's comment may not name what other classes have without saying whose it is: where a parameter is renamed,
-        somebody has a member of its old name."""
+        A function's comment has to say whose a member of another class is. Otherwise the old name of a renamed parameter
+        would pass, because some class has a member of that name."""
         of_function = d is not None and d.kind == 'function'
         known = more | (self.outside if of_function and not inside else self.everywhere)
         called = set()
@@ -252,14 +252,14 @@ class Names:
             known = known | self.near(d) | (d.body if inside else set())
             for function, arguments in re.findall(r'(\w+)\(([^()]*)\)', code):
                 words = set(re.findall(r'\w+', arguments))
-                if function in d.parameters:  # what a caller passes in: its arguments have their names here
+                if function in d.parameters:  # arguments of a call: they have the names that the caller gives them
                     called |= words
                 elif function != d.name:
                     called |= words & self.parameters[function]
                     for concept in self.concepts.values():
                         if function in concept.body:
                             called |= words & (concept.body | concept.parameters)
-        formula = not of_function and not code.isidentifier()  # which has letters of its own
+        formula = not of_function and not code.isidentifier()  # a formula has letters of its own
         for before, name in re.findall(r'(\.|->|::|)\s*\b([A-Za-z_]\w*)', re.sub(r'"[^"]*"', '', code)):
             if before and name in self.any_member or formula and len(name) == 1 or re.fullmatch(r'\w_\w?', name):
                 continue

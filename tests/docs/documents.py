@@ -15,7 +15,7 @@ import urllib.request
 
 root = pathlib.Path(__file__).resolve().parents[2]
 GPL = pathlib.Path('/usr/share/common-licenses/GPL-3')
-TABLE = re.compile(r'(reference_engine/run|tests/run)$')  # of what stands in a table, commands
+TABLE = re.compile(r'(reference_engine/run|tests/run)$')  # commands in tables
 
 # What a command needs beyond a clone and Debian's packages: (what, pattern, how it is said).
 NEEDS = [
@@ -59,7 +59,7 @@ def blocks(document, tables=False):
 
 
 def commands(text):
-    """The simple commands of a block, each as a list of words."""
+    """The simple commands of a block, each as its words."""
     lexer = shlex.shlex(text.replace('\\\n', ' ').replace('\n', '\n; '), posix=True, punctuation_chars=';&|<>()')
     lexer.whitespace_split = True
     lexer.commenters = '#'
@@ -76,7 +76,7 @@ def commands(text):
 
 
 def statements(text):
-    """What a shell takes at once: a line with what continues it, a whole loop."""
+    """The parts that a shell takes at once: a line with its continuations, or a whole loop."""
     so_far = ''
     for line in text.splitlines():
         if not so_far and line.startswith('#'):
@@ -92,7 +92,7 @@ def statements(text):
 
 
 def need(statement, has):
-    """Why it cannot be run here, or nothing."""
+    """Why a command cannot be run here; empty if it can."""
     for what, pattern, why in NEEDS:
         if what not in has and re.search(pattern, re.sub(r'(?m)(^|\s)#.*', '', statement)):
             return why
@@ -100,7 +100,7 @@ def need(statement, has):
 
 
 def not_printed(document, printed):
-    """Lines of the document's ```text blocks that have a number which `printed` does not have."""
+    """Lines of the document's ```text blocks with a number that `printed` lacks."""
     lines = {re.sub(r'\s+', ' ', line).strip() for line in printed.splitlines()}
     seen = set(' '.join(lines).split(' '))
     for shown in re.findall(r'^```text\n(.*?)^```', document.read_text(), re.M | re.S):
@@ -113,7 +113,7 @@ def not_printed(document, printed):
 
 
 def rows_not_printed(document, printed):
-    """Rows of the document's tables that have numbers, and which of these `printed` does not have."""
+    """Rows of the document's tables that have numbers, and the numbers among them that `printed` lacks."""
     seen = set(re.findall(r'\d+(?:\.\d+)?', printed))
     for number, line in enumerate(document.read_text().splitlines(), 1):
         if not line.startswith('|'):
@@ -126,7 +126,7 @@ def rows_not_printed(document, printed):
 
 
 class Reader:
-    """In `folder`, which looks like a clone, beside what a reader has. Commands find `ferry` on the PATH."""
+    """Runs commands in `folder`, which has what a clone has and what a reader has. They find `ferry` on the PATH."""
 
     def __init__(self, folder, ferry, text_bytes, **given):
         self.folder, self.ferry, self.text_bytes, self.given = folder, ferry, text_bytes, given  # texts, traces, llama_cpp, gguf
@@ -136,7 +136,7 @@ class Reader:
                                 PATH=f'{ferry.parent}:{os.environ["PATH"]}')
 
     def begin(self, document):
-        """Lays what a reader of this document has filled in; takes away what the one before has left."""
+        """Lays out what a reader of this document fills in, and removes what the document before has left."""
         self.prelude = ''
         for path in [p for p in self.folder.iterdir() if p.name not in self.clean]:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -152,7 +152,7 @@ class Reader:
         config = json.loads((model / 'config.json').read_text())
         (self.folder / 'my-model/config.json').unlink()
         (self.folder / 'my-model/config.json').write_text(json.dumps({**config, 'max_position_embeddings': 8192}))
-        # Copies: what commands write goes through links.
+        # Copies, because a command's output would follow links.
         shutil.copy(root / 'reference_engine/machines/rtx3090-pcie3.json', self.folder / 'mine.json')
         shutil.copy(root / 'examples/c/engine.c', self.folder / 'engine.c')
         for name, what in (('model.gguf', 'gguf'), ('FILE.gguf', 'gguf'), ('WHERE_LLAMA_CPP_IS', 'llama_cpp'),
@@ -162,12 +162,12 @@ class Reader:
             shutil.copytree(self.given['texts'], self.folder / name)  # not a link: they may be made again
         if self.given.get('traces'):
             self.link('FILE', self.given['traces'] / 'gpt-oss-20b.safetensors')
-            # What cache-policies.md makes of them, where it was not run.
+            # These traces are made by cache-policies.md, if it was run; otherwise they come from the given folder.
             for name in set(re.findall(r'[\w.-]+\.safetensors', document.read_text())) - set(self.kept):
                 if (recorded := self.given['traces'] / name).exists():
                     made = subprocess.run([self.ferry, 'trace', 'import', recorded, '--shape', recorded.stem, '--out', name],
                                           cwd=self.folder, env=self.environment, capture_output=True)
-                    if made.returncode:  # a trace of ferry's already, of which steps lack layers
+                    if made.returncode:  # a trace in ferry's own format, whose steps lack layers
                         shutil.copy(recorded, self.folder / name)
         (self.folder / 'routes.csv').write_text(route_trace())
         for name in re.findall(r'\b(?:mine|code|TRACE)\.safetensors', document.read_text()):
@@ -178,7 +178,7 @@ class Reader:
             self.link(name, path)
 
     def keep(self, pattern, folder):
-        """What later documents go on with."""
+        """Keeps what later documents go on with."""
         for path in self.folder.glob(pattern):
             if not path.is_symlink():
                 self.kept[path.name] = shutil.move(path, folder / path.name)
@@ -211,7 +211,7 @@ class Reader:
         return status, out, err, time.monotonic() - begin
 
     def serve(self, statement, begin):
-        """A server is done when it has answered, and ends when it is told to."""
+        """Runs a server until it has answered, and then ends it."""
         port = re.search(r'--port (\d+)', statement)[1]
         shell = subprocess.Popen(['bash', '-euc', 'exec ' + statement], cwd=self.folder, env=self.environment, text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
@@ -228,7 +228,7 @@ class Reader:
 
 
 def route_trace():
-    """Routing as a stranger has it: two tokens of qwen3-30b-a3b, who choose among its experts by turns."""
+    """Routing as others record it: two tokens of qwen3-30b-a3b that choose experts in turn."""
     lines = ['# route_trace v1', '# model=q arch=qwen3moe n_layer=48 n_expert=128 n_expert_used=8']
     lines += [f'# layer={layer} expert_bytes=3059712 dense_bytes=11953152' for layer in range(48)]
     lines += ['turn,phase,step,layer,slot,expert,weight,residency,expert_bytes']
@@ -239,6 +239,6 @@ def route_trace():
 
 
 def clone(folder):
-    """What is committed, as a stranger gets it."""
+    """A clone of what is committed."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(['git', 'clone', '--quiet', '--shared', root, folder], check=True)

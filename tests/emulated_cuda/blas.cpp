@@ -38,7 +38,7 @@ std::uint64_t bytes_of(cudaDataType type) {
   return type == CUDA_R_32F ? 4 : 2;
 }
 
-/// A matrix as stored, column-major: [rows, columns] with `stride` between columns.
+/// A matrix as stored, column-major: [rows, columns], with `stride` elements from one column to the next.
 struct Stored {
   const void* data;
   cudaDataType type;
@@ -155,7 +155,7 @@ bool known(cudaDataType type) {
   return type == CUDA_R_32F || type == CUDA_R_16F || type == CUDA_R_16BF;
 }
 
-/// cuBLAS does not check either, but there the device is lost.
+/// Dies if bytes lie outside of device memory. cuBLAS does not check that: there the device would be lost.
 void check_reach(const char* call, const char* which, const void* data, std::uint64_t bytes) {
   if (device_reaches(data, bytes)) return;
   die(std::string(call) + ": the " + std::to_string(bytes) + " bytes of " + which + " are not all in device memory");

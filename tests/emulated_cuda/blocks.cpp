@@ -131,7 +131,7 @@ class Block {
     return left >= lanes ? ~0U : (1U << left) - 1;
   }
 
-  // Out of the way of what runs for each thread
+  // Functions that are not on the path of every thread
 
   [[noreturn, gnu::cold, gnu::noinline]] void die_of_gone(Meeting meeting, std::uint32_t gone) const {
     die_here(std::string("a ") + name(meeting) + " names lanes " + hex(gone) + ", which have returned or do not exist");
@@ -161,7 +161,7 @@ class Block {
     }
   }
 
-  /// Whether those whom this lane meets have all come; then they are ready.
+  /// Whether all lanes that this lane meets have come; then they become ready.
   bool met(Warp& w, std::uint32_t lane) {
     const std::uint64_t key = w.key[lane];
     const std::uint32_t mask = mask_of(key);
@@ -210,10 +210,10 @@ class Block {
     if (waiting_ > 0) open_barrier();
   }
 
-  /// Makes a thread that can run the current one. Null: its fiber is any that is free.
+  /// Makes a thread that can run the current one, and returns its fiber; null: any free fiber will do.
   [[gnu::always_inline]] inline Fiber* choose() {
     Warp* w = current_;
-    // Random, but a warp mostly goes on, so that one may get far ahead of the others.
+    // Mostly stays with the warp even if threads are chosen at random, so that one warp may get far ahead of the others.
     if (random_ && ((w->ready | w->unstarted) == 0 || random_number() % 32 == 0)) w = &warp_[random_number() % warps_];
     if ((w->ready | w->unstarted) == 0) {
       const auto last = static_cast<std::uint32_t>(w - warp_);
@@ -242,14 +242,14 @@ class Block {
     return nullptr;
   }
 
-  /// Others run until the caller is chosen again; the host is when all threads have returned.
+  /// Lets others run until the caller is chosen again. The host is chosen when all threads have returned.
   void go_on() {
     Fiber* next = choose();
     if (next == nullptr) next = free_fiber();
     if (next != running_) switch_to(next);
   }
 
-  /// A fiber runs one thread after another as long as none waits.
+  /// A fiber runs one thread after another, as long as none of them waits.
   [[noreturn]] void work() {
     for (;;) {
       kernel_->run();
@@ -316,7 +316,7 @@ class Block {
   uint3 index_[most_threads];
 };
 
-/// Lives for ever, since its fibers never end.
+/// Never destroyed, since its fibers never end.
 Block& the_block = *new Block;
 
 void Block::start() {
@@ -361,7 +361,7 @@ class Launch : public Operation {
   }
 
  private:
-  /// Nobody may rely on what earlier blocks left.
+  /// Overwrites shared memory, so that no block may rely on what earlier blocks left.
   static void forget_shared() {
     char* begin = __start_emulated_shared;
     if (begin != nullptr) std::memset(begin, 0xFF, static_cast<std::size_t>(__stop_emulated_shared - begin));

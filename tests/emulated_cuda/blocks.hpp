@@ -49,14 +49,14 @@ cudaError_t launch(const cudaLaunchConfig_t* config, const void* kernel, const s
 /// Where lanes meet.
 enum class Meeting : std::uint8_t { sync, vote, shuffle, reduction };
 
-/// The last lane to come acts for all: data[lane] for each of those that take part.
+/// Called by the last lane to come, on behalf of all: data[lane] for each participating lane.
 using Act = void (*)(void* const* data, std::uint32_t participants);
 
 /// Returns after all lanes of the mask came and one of them acted.
 void meet_warp(Meeting meeting, std::uint32_t mask, void* data, Act act);
 void meet_block();
 
-/// The current thread waits for the kernels before its own, as threads of one that is launched early must.
+/// Notes that the current thread waits for the kernels before its own, as each thread of an early launch must.
 void note_waited();
 
 /// The number of the current thread in its block.
@@ -67,7 +67,7 @@ inline std::uint32_t thread_number() {
 /// The lanes of the current warp that the block has.
 std::uint32_t lanes_of_warp();
 
-/// __trap, or a wrong use: aborts and names kernel, block and thread.
+/// For __trap or misuse: aborts, and names kernel, block and thread.
 [[noreturn]] void die_in_kernel(const char* sentence);
 
 /// Threads of a warp exchange values: each gives one and takes the value of a lane.

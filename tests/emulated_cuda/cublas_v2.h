@@ -68,7 +68,7 @@ cublasStatus_t cublasDestroy(cublasHandle_t handle);
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream);
 cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, std::size_t bytes);
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
-/// Of cublasSasum alone.
+/// Only affects cublasSasum.
 cublasStatus_t cublasSetPointerMode(cublasHandle_t handle, cublasPointerMode_t mode);
 
 /// The sum of the magnitudes of n numbers, in order; `result` on the device (the host's pointer mode is refused).
@@ -79,7 +79,7 @@ cublasStatus_t cublasSasum(cublasHandle_t handle, int n, const float* x, int ste
 cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
                            const float* alpha, const float* a, int lda, const float* b, int ldb, const float* beta,
                            float* c, int ldc);
-/// The same of A and B in f32, f16 or bf16 (both in one), C in f32, all sums in f32.
+/// The same with A and B both in f32, f16 or bf16; C is f32, and so are all sums.
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
                             const void* alpha, const void* a, cudaDataType type_a, int lda, const void* b,
                             cudaDataType type_b, int ldb, const void* beta, void* c, cudaDataType type_c, int ldc,

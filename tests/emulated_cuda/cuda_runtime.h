@@ -27,8 +27,8 @@
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 
-// Blocks run one at a time. What they find in shared memory is NaNs: where the compiler lets the variables of all
-// kernels share a section (g++ does not), and not under a sanitizer that checks their bounds, which needs them apart.
+// Blocks run one at a time, and find NaNs in shared memory. That needs a compiler that lets the variables of all kernels share
+// a section, which g++ does not, and no sanitizer that checks their bounds, which needs them apart.
 #if defined(__clang__)
 #if !__has_feature(address_sanitizer)
 #define __shared__ static __attribute__((used, section("emulated_shared")))
@@ -75,7 +75,7 @@ cudaError_t cudaHostGetDevicePointer(T** device, void* host, unsigned flags) {
 inline void __syncthreads() {
   ferry::test::emulated::meet_block();
 }
-// A kernel that is launched early waits for the one before it: here it begins late, and it is seen whether it would.
+// On a GPU a kernel that is launched early waits here for the one before it. Here it begins late, so the wait is only noted.
 inline void cudaGridDependencySynchronize() {
   ferry::test::emulated::note_waited();
 }
@@ -133,7 +133,7 @@ inline int __all_sync(unsigned mask, int predicate) {
 
 namespace ferry::test::emulated {
 
-/// *p = change(*p); what it was.
+/// Sets *p to change(*p), and returns the old value.
 template <class T, class Change>
 T exchange_atomically(T* p, const Change& change) {
   T old;
@@ -258,7 +258,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   return result;
 }
 
-// Arithmetic. glibc declares some of these names, so that they can only be macros.
+// Arithmetic. glibc declares some of these names, so they have to be macros.
 
 #define __expf(x) expf(x)
 #define __logf(x) logf(x)
@@ -288,7 +288,7 @@ inline float __fdividef(float a, float b) {
 inline float __fdiv_rn(float a, float b) {
   return a / b;
 }
-// Separate from what follows: not to be contracted to one operation.
+// A call, so that the product is not contracted with what follows.
 __attribute__((noinline)) inline float __fmul_rn(float a, float b) {
   return a * b;
 }

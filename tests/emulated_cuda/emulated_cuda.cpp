@@ -44,7 +44,7 @@ struct Memory {
   int device;
 };
 
-/// Where bytes lie; `torn`: neither inside nor outside of one allocation.
+/// Where bytes lie; `torn`: only partly inside an allocation.
 enum class Place : std::uint8_t { device, pinned, pageable, torn };
 
 /// One recording of an event.
@@ -82,7 +82,7 @@ class Machine {
 
   enum class Touches : std::uint8_t { nothing, device, freeing };
 
-  /// The frame of every call: f acts under the lock, unless the call fails before.
+  /// Frames every call: f acts under the lock, unless the call fails before.
   template <class F>
   cudaError_t call(const char* name, Touches touches, F&& f) {
     const std::lock_guard lock(mutex_);
@@ -257,12 +257,12 @@ class Machine {
     peak = std::max(peak, now);
   }
 
-  /// Of memory that begins at p.
+  /// Frees memory that begins at p.
   bool release(void* p, MemoryKind kind) {
     const auto address = reinterpret_cast<std::uintptr_t>(p);
     if (!begins(address, kind)) return false;
     for (const auto& stream : std::vector(streams_)) finish(stream);
-    if (!begins(address, kind)) return false;  // another thread freed it, too
+    if (!begins(address, kind)) return false;  // another thread has freed it meanwhile
     const Memory memory = memory_.at(address);
     (kind == MemoryKind::device ? counters_.device_bytes : counters_.pinned_bytes) -= memory.bytes;
     if (kind == MemoryKind::device) used_[static_cast<std::size_t>(memory.device)] -= memory.bytes;
@@ -311,7 +311,7 @@ class Machine {
     pending_ = 0;
   }
 
-  // A host function: on a thread of its own, since it may wait for what the calling thread holds.
+  // A host function runs on its own thread, since it may wait for what the calling thread holds.
 
   struct Function {
     bool done = false;
@@ -330,7 +330,7 @@ class Machine {
       function_done_.notify_all();
     });
   }
-  /// Leaves the lock meanwhile: the machine may be another afterwards.
+  /// Releases the lock while it waits, so the machine's state may have changed afterwards.
   template <class Duration>
   bool wait_for(const std::shared_ptr<Function>& function, Duration duration) {
     std::unique_lock lock(mutex_, std::adopt_lock);
@@ -394,7 +394,7 @@ class Machine {
     return error;
   }
 
-  /// Never given twice, so that a stale handle is seen; not dereferenceable.
+  /// Handles are never reused, so that a stale one is noticed. They cannot be dereferenced.
   std::uintptr_t new_handle() {
     next_handle_ += 16;
     return next_handle_;
@@ -408,7 +408,7 @@ class Machine {
     return !stream.queue.empty() && !stream.held && stream.queue.front()->ready();
   }
 
-  /// A step of a random stream. False: none can.
+  /// Makes one step of a random stream. False if no stream can step.
   bool step() {
     runnable_.clear();
     for (const auto& stream : streams_) {
@@ -523,7 +523,7 @@ class Copy : public Operation {
   Copy(void* to, const void* from, std::size_t bytes, std::string what)
       : Operation(copy_ns + bytes), to_(to), from_(from), bytes_(bytes), what_(std::move(what)) {}
 
-  /// From a copy of the source as it is now.
+  /// Copies from a snapshot of the source as it is now.
   void stage() {
     const auto* bytes = static_cast<const std::byte*>(from_);
     staged_.assign(bytes, bytes + bytes_);
@@ -612,7 +612,7 @@ class CallHost : public Operation {
     }
     running_ = std::make_shared<Machine::Function>();
     thread_ = machine().start(running_, function_, user_);
-    // Mostly it is over at once, and the run is the seed's; a copy, since this may be dropped meanwhile.
+    // Mostly the function is over at once, and the run depends on the seed alone. A copy, since this may be dropped meanwhile.
     const std::shared_ptr<Machine::Function> running = running_;
     machine().wait_for(running, function_grace);
     return false;
@@ -757,7 +757,7 @@ std::uint64_t clock_ns() {
 
 namespace {
 
-/// Queues a copy. *wait: the call returns only when it has landed.
+/// Queues a copy. *wait is set if the call may only return once the copy has landed.
 cudaError_t queue_copy(const std::shared_ptr<Stream>& stream, void* to, const void* from, std::size_t bytes,
                        cudaMemcpyKind kind, bool* wait) {
   Machine& m = machine();
@@ -776,7 +776,7 @@ cudaError_t queue_copy(const std::shared_ptr<Stream>& stream, void* to, const vo
     }
   }
   auto copy = std::make_unique<Copy>(to, from, bytes, std::string(name(source)) + " to " + name(target));
-  // Pageable memory: CUDA takes the source away before it returns, and waits for what it writes.
+  // Pageable memory: CUDA reads the source before the call returns, and waits until the target is written.
   if (source == Place::pageable) copy->stage();
   *wait = target == Place::pageable;
   m.queue(stream, std::move(copy));

@@ -1,14 +1,14 @@
 /// @file
-/// What tests tell and ask the emulated CUDA.
+/// Controls of the emulated CUDA, and what tests can ask it.
 ///
 /// With this folder ahead of CUDA's headers (-I tests/emulated_cuda), the host code and the .cu files (-x c++) that
 /// nvcc compiles for a GPU compile as C++ and run on the host: memory of the device is heap memory of its own, streams
 /// are queues that advance only inside calls of the API, threads of a block are fibers. Link every .cpp file of this
 /// folder but test.cpp, with -lboost_context -pthread.
 ///
-/// Emulated time: a call takes 200 ns, a copy 1000 ns and 1 ns a byte, a launch 5000 ns, a host function 2000 ns; an
-/// operation begins when it has been submitted and all before it in its stream and what they wait for have ended, and
-/// a host that waits is as late as what it waited for.
+/// Emulated time: a call takes 200 ns, a copy 1000 ns and 1 ns a byte, a launch 5000 ns, a host function 2000 ns. An
+/// operation begins once it has been submitted, and once all operations before it in its stream, and all that they wait for,
+/// have ended. A host that waits is as late as what it waited for.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -39,8 +39,8 @@ void reset(const Options& options = {});
 /// Launches are "cudaLaunchKernelEx"; calls of cuBLAS fail with CUBLAS_STATUS_EXECUTION_FAILED.
 void fail(const char* call, unsigned nth, cudaError_t error);
 
-/// The device is lost as it executes the next step but `after_steps`; 0: now. What is queued is dropped, and
-/// every call that touches the device returns the error until `reset`; freeing still frees.
+/// The device is lost when it executes the step after the next `after_steps`; 0: now. What is queued is dropped, and every
+/// call that touches the device returns the error until `reset`; freeing still frees.
 void lose_device(cudaError_t error = cudaErrorLaunchFailure, std::uint64_t after_steps = 0);
 
 /// A held stream does not advance until it is released.

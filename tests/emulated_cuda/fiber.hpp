@@ -1,6 +1,6 @@
 /// @file
-/// Fibers: stacks of their own between which one OS thread jumps, by Boost.Context, and what sanitizers must be told of
-/// it. For blocks.cpp alone.
+/// Fibers: stacks between which one OS thread jumps by Boost.Context, and what sanitizers must be told about that. For
+/// blocks.cpp alone.
 #pragma once
 #include <sys/mman.h>
 
@@ -44,12 +44,12 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// A stack that is never given back; below it lies a page that nobody may touch.
+  /// A stack that is never freed; below it lies a guard page.
   Fiber(std::size_t number, Body body) {
     constexpr std::size_t bytes = 256 << 10U;  // of address space; most of it is never touched
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED || mprotect(memory, page_bytes, PROT_NONE) != 0) die("no memory for a thread's stack");
-    // Tops at different places of their pages: at one place, the stacks of a warp would share a few sets of the cache.
+    // Stacks begin at different offsets in their pages: otherwise those of a warp would share a few sets of the cache.
     const std::size_t offset = number * 320 % page_bytes;
     stack_ = static_cast<char*>(memory) + page_bytes;
     stack_bytes_ = bytes - page_bytes - offset;
@@ -69,7 +69,7 @@ class Fiber {
   /// Leaves `from`, which runs, for `to`. Returns when something jumps to `from`.
   static inline __attribute__((always_inline)) void jump(Fiber& from, Fiber& to);
 
-  /// First in a body.
+  /// To be called first in a body.
   static void begin() {
     arrived(nullptr);
   }
@@ -91,9 +91,9 @@ class Fiber {
 
   void start(Body body);
 
-  static inline Fiber* left_ = nullptr;  ///< by the last jump
+  static inline Fiber* left_ = nullptr;  ///< the fiber that the last jump left
 
-  boost::context::fiber context_;  ///< of a fiber that does not run
+  boost::context::fiber context_;  ///< while the fiber does not run
   char* stack_ = nullptr;
   std::size_t stack_bytes_ = 0;
   void* fake_stack_ = nullptr;
@@ -126,7 +126,7 @@ inline void Fiber::jump(Fiber& from, Fiber& to) {
 #endif
   boost::context::fiber came = std::move(to.context_).resume();
   left_->context_ = std::move(came);
-  // `from` is in this frame, on the stack that was come back to.
+  // `from` lies in this frame, on the stack that the jump has come back to.
   arrived(from.fake_stack_);
 }
 

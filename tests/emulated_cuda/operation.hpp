@@ -50,7 +50,7 @@ class Dice {
 
 /// Counts the call, fails it if that was asked for, and queues the operation.
 cudaError_t submit(const char* call, cudaStream_t stream, std::unique_ptr<Operation> operation);
-/// The same of a launch, of which the configuration is checked.
+/// The same for a launch, whose configuration is checked.
 cudaError_t submit_launch(const cudaLaunchConfig_t& config, const void* kernel, std::unique_ptr<Operation> operation);
 /// A call that touches the device but queues nothing.
 cudaError_t touch(const char* call);
@@ -61,7 +61,7 @@ bool device_reaches(const void* p, std::uint64_t bytes);
 /// Tells `reset` which cuBLAS handles live.
 void note_blas_handle(const void* handle, bool lives);
 
-/// Whether the thread of a block that goes on after a barrier is random, and the seed; asked before a block runs.
+/// Whether a random thread of a block goes on after a barrier, and a seed for that; asked before a block runs.
 bool random_fibers();
 std::uint64_t random_number();
 

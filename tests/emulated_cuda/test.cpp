@@ -98,7 +98,7 @@ void run(dim3 grid, dim3 block, void (*kernel)(Parameters...), Actual... actual)
   OK(cudaStreamSynchronize(nullptr));
 }
 
-/// What a program prints as it is aborted: f in a child. Empty: it was not.
+/// What a child process prints when f aborts it; empty if it was not aborted.
 template <class F>
 std::string last_words(const F& f) {
   int ends[2];
@@ -371,8 +371,8 @@ TEST_CASE("emulated CUDA: a consumer without a wait sees a copy half landed unde
     counts.insert(wrong(seed, false));
     REQUIRE(wrong(seed, true) == 0);
   }
-  CHECK(counts.count(0) == 1);  // by luck it works
-  CHECK(counts.size() > 4);     // and fails in several ways
+  CHECK(counts.count(0) == 1);  // now and then it works by luck
+  CHECK(counts.size() > 4);     // and otherwise it fails in several ways
   for (const std::uint32_t c : counts) CHECK(c % 1024 == 0);
 }
 
@@ -464,7 +464,7 @@ TEST_CASE("emulated CUDA: eager streams are done at return") {
   OK(cudaLaunchKernelEx(&config, store_index, to.data, 1000U));
   CHECK(cudaStreamQuery(a.stream) == cudaSuccess);
   CHECK(emulated::counters().steps == 1);
-  // What waits for a held stream runs when that is released.
+  // Work that waits for a held stream runs when that stream is released.
   emulated::hold(a.stream);
   OK(cudaMemsetAsync(to.data, 0, 4000, a.stream));
   OK(cudaEventRecord(e.event, a.stream));
@@ -486,7 +486,7 @@ TEST_CASE("emulated CUDA: a wait is for the last record before it, and destroyed
     OK(cudaStreamSynchronize(c.stream));
     OK(cudaEventRecord(e.event, a.stream));
     OK(cudaEventSynchronize(e.event));
-    OK(cudaStreamWaitEvent(b.stream, e.event));  // of what is done
+    OK(cudaStreamWaitEvent(b.stream, e.event));  // the event is over already
     emulated::hold(a.stream);
     OK(cudaEventRecord(e.event, a.stream));
     OK(cudaStreamSynchronize(b.stream));
@@ -564,7 +564,7 @@ TEST_CASE("emulated CUDA: host functions run in their stream's order, may not ca
     user.may_go = false;
     *user.value = 5;
     OK(cudaLaunchHostFunc(a.stream, function, &user));
-    for (int i = 0; i < 10; ++i) CHECK(cudaStreamQuery(a.stream) == cudaErrorNotReady);  // and does not hang
+    for (int i = 0; i < 10; ++i) CHECK(cudaStreamQuery(a.stream) == cudaErrorNotReady);  // and the calls do not hang
     user.may_go = true;
     OK(cudaStreamSynchronize(a.stream));
     CHECK(user.seen == 5);
@@ -1005,7 +1005,7 @@ TEST_CASE("emulated CUDA: storage of a block's reduction used again without a ba
     run(1, 128, reduce_block_twice, out.data);
     results.insert(out.host());
   }
-  CHECK(results.count({128, 256}) == 1);  // by luck it works
+  CHECK(results.count({128, 256}) == 1);  // now and then it works by luck
   CHECK(results.size() > 2);
 }
 
@@ -1018,7 +1018,7 @@ TEST_CASE("emulated CUDA: the last block adds what all left, whatever the order 
     const Fresh fresh(seeded(seed, seed % 2 == 0));
     const DeviceArray<float> device(x), partial(50), sum(1);
     const DeviceArray<unsigned> finished(std::vector<unsigned>{0});
-    for (int again = 0; again < 2; ++again) {  // the counter is as before
+    for (int again = 0; again < 2; ++again) {  // the second time with the counter that the first left
       run(50, 64, last_block_adds, device.data, partial.data, sum.data, finished.data);
       CHECK(sum.host()[0] == expected);
       CHECK(finished.host()[0] == 0);
@@ -1059,7 +1059,7 @@ TEST_CASE("emulated CUDA: kernels without meaning abort with a sentence") {
   CHECK(holds(stuck, "of a kernel void (*)()"));
   CHECK(holds(stuck, "0x00000008 are at __syncthreads"));
   CHECK(holds(stuck, "lane 0 waits for 0xffffffff in a shuffle"));
-  // A reduction compiled for other blocks.
+  // A reduction that was compiled for blocks of another size.
   CHECK(holds(last_words([] {
                 emulated::reset();
                 float* p = nullptr;

@@ -12,7 +12,7 @@ import time
 
 import common
 
-# Of each kind the errors that the kernel would give, and what says so in the line for the user.
+# For each kind the errors that the kernel would give; and what the line for the user then has to contain.
 FAULTS = [("io", errno.EIO), ("io", errno.ENOSPC), ("short", 0), ("memory", errno.ENOMEM), ("thread", errno.EAGAIN),
           ("ring", errno.EPERM), ("ring", errno.EAGAIN), ("completion", errno.EAGAIN), ("completion", errno.EIO), ("hang", 0)]
 SAYS = {errno.ENOMEM: ["out of memory", os.strerror(errno.ENOMEM)], errno.EAGAIN: ["a thread could not be started"]}
@@ -26,7 +26,7 @@ class Check:
         common.make_inputs(a.ferry, self.inputs)
         self.names = threading.local()
         self.base = {}
-        self.old = {}  # of each command its outputs before a run: of its own kind, which alone it replaces, and no new ones
+        self.old = {}  # each command's outputs before a run: files of the kind that it may replace
 
     def fresh(self, name, command, old):
         work = self.folder / name
@@ -43,7 +43,7 @@ class Check:
         return work, shim, common.run(self.a.ferry, command, work, shim.environment(fault), self.a.limit, signal_after)
 
     def measure(self, command):
-        """What it does undisturbed, and how many calls it makes."""
+        """Runs a command undisturbed, keeps what it wrote, and returns how many calls it made."""
         work, shim, ended = self.run("base", command, None, old=False)
         if ended.status != 0:
             sys.exit(f"{command.name}: fails undisturbed with {ended.status}: {ended.error}{ended.answers}")
@@ -54,7 +54,7 @@ class Check:
         return shim.read()[0]
 
     def is_new(self, command, work, file, part=False):
-        """Whether the output is whole; `part`: or as much of it as ended before."""
+        """Whether an output is whole; `part`: it may also lack cells that had not ended."""
         try:
             value = common.stable(command.outputs[file], (work / file).read_bytes())
         except (ValueError, KeyError, OSError):
@@ -69,7 +69,7 @@ class Check:
         lines = [l for l in ended.error.splitlines() if l.startswith("ferry: ")]
         if ended.status is None:
             return ["hangs"]
-        if kind == "hang":  # at a signal, a second later
+        if kind == "hang":  # a signal is sent shortly after the start
             if ended.status not in (143, -15):
                 found.append(f"ends with {ended.status}, expected 143")
             if ended.seconds > 2:
@@ -111,7 +111,7 @@ class Check:
         return found
 
     def again(self, command, work):
-        """The same without faults, in what the failed run has left."""
+        """Runs the command again without faults, in the folder that the failed run has left."""
         ended = common.run(self.a.ferry, command, work, {**os.environ, "LC_ALL": "C"}, self.a.limit)
         if ended.status != 0:
             return [f"the next run fails with {ended.status}: {ended.error.strip()[-200:]}"]
@@ -126,7 +126,7 @@ class Check:
         fault = f"{kind} {at} {number}{rest}"
         work, shim, ended = self.run(name, command, fault, at % 2 == 0, 0.3 if kind == "hang" else None)
         found = []
-        if at % 2 == 1:  # without an old file nothing may be there
+        if at % 2 == 1:  # an output that was not there before may also be absent afterwards
             for f in command.outputs:
                 if not (work / f).exists() and ended.status != 0:
                     (work / f).write_bytes(b"" if command.outputs[f] == "lines" else self.old[command.name][f])
@@ -159,7 +159,7 @@ class Check:
                 if self.a.last:
                     places = list(range(max(1, n - self.a.last + 1), n + 1, every))
                 tasks += [(command, kind, number, at) for at in places]
-        random.Random(1).shuffle(tasks)  # a run that ends early has seen some of all
+        random.Random(1).shuffle(tasks)  # in random order, so that a run that ends early has tried some of everything
         return tasks
 
     def check(self):

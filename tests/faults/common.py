@@ -123,7 +123,7 @@ def make_inputs(ferry, folder):
 
 
 def old_of(new):
-    """What a command takes for a file of its own kind, and nobody for what it writes."""
+    """A file that a command takes for one of its own kind, and nobody takes for its present output."""
     return new + b"what was there before\n"
 
 
@@ -156,7 +156,7 @@ class Ended:
 
 
 def run(ferry, command, folder, environment, limit, signal_after=None):
-    """Runs it in `folder`. A status of None: it did not end in time. `signal_after`: so many seconds, then SIGTERM."""
+    """Runs it in `folder`. Status None: it did not end in time. `signal_after`: sends SIGTERM after so many seconds."""
     if command.name == "serve":
         return serve(ferry, command, folder, environment, limit)
     begin = time.monotonic()
@@ -176,7 +176,7 @@ def run(ferry, command, folder, environment, limit, signal_after=None):
 
 
 def serve(ferry, command, folder, environment, limit):
-    """Starts it, asks the same twice, and ends it."""
+    """Starts the server, sends the same requests twice, and ends it."""
     begin = time.monotonic()
     errors = folder / "errors"
     with open(errors, "wb") as to:
@@ -212,7 +212,7 @@ def serve(ferry, command, folder, environment, limit):
 
 
 def stable(kind, content):
-    """What of a file has to be the same every time."""
+    """The part of a file that has to be the same every time."""
     if kind == "same":
         return content
     if kind == "lines":

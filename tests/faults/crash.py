@@ -18,7 +18,7 @@ import common
 
 
 def read_log(file):
-    """[what, inode, where, path, data] of each change."""
+    """The changes as (what, inode, where, path, data)."""
     raw, at, changes = file.read_bytes(), 0, []
     while at < len(raw):
         end = raw.index(b"\n", at)
@@ -44,8 +44,8 @@ def applied(content, changes):
 
 
 def parts_of(changes):
-    """What of unsynced changes may be on the disk: all, nothing, the first half, the second half without the first, all
-    but one in the middle, all with the last write torn, and sizes whose bytes never came."""
+    """Which of a file's unsynced changes may be on the disk: all, none, the first half, the second half alone, all but one in
+    the middle, all with the last write torn, and all sizes without their bytes."""
     n = len(changes)
     yield changes
     yield []
@@ -60,13 +60,13 @@ def parts_of(changes):
 
 
 class Disk:
-    """What is there for sure, and what may be."""
+    """What is on the disk for certain, and what may be."""
 
     def __init__(self, folder):
         self.folder = folder
         self.synced = {}   # inode: bytes
         self.pending = {}  # inode: changes
-        self.names, self.entries = {}, []  # path: inode as synced; later ones: (path, inode or None)
+        self.names, self.entries = {}, []  # path: inode, as synced; and later entries as (path, inode or None)
         for p in folder.iterdir():
             inode = p.stat().st_ino
             self.names[str(p)] = inode
@@ -99,12 +99,12 @@ class Disk:
             self.names, self.entries = self.now(), []
 
     def states(self):
-        """{path: bytes} of each disk that may be found now."""
+        """{path: bytes} for each state of the disk that may be found now."""
         for count in range(len(self.entries) + 1):
             names = self.now(count)
             files = sorted(set(names.values()))
             choices = [list(parts_of(self.pending[i])) for i in files]
-            # All files alike, or one of them otherwise.
+            # All files in the same way, or one of them in another.
             for k in range(max(map(len, choices), default=1)):
                 some = [c[min(k, len(c) - 1)] for c in choices]
                 content = {i: applied(self.synced[i], s) for i, s in zip(files, some)}
@@ -133,7 +133,7 @@ class Crash:
         return disk, read_log(log)
 
     def check(self, command, old):
-        """`old`: the output before the run; None: there was none. How many disks were tried, and what was written."""
+        """`old`: the output before the run, or None. Returns how many states were tried, and what was written."""
         (file, kind), = command.outputs.items()
         work = self.folder / "work"
         self.empty(work)
@@ -177,7 +177,7 @@ class Crash:
         before = self.whole_lines(found) if kind == "lines" else set()
         again = self.ferry(command.arguments, work)
         if kind == "lines" and again.returncode == 2 and again.stderr.count(b"\n") == 1:
-            if self.whole_lines((work / file).read_bytes()) != before:  # refused, and left to the user
+            if self.whole_lines((work / file).read_bytes()) != before:  # a file that is refused is the user's to deal with
                 self.say(where, "a file that is refused has changed")
             return
         if again.returncode != 0:

@@ -1,6 +1,6 @@
 /// @file
-/// Preloaded into `ferry`, counts the calls that can fail, from main on, and lets one of them fail; or writes down what
-/// is done to files, for a disk that loses power. Set by the environment:
+/// Preloaded into `ferry`. It counts the calls that can fail, from main on, and lets one of them fail; or it logs what is
+/// done to files, for a disk that loses power. Environment variables control it:
 ///   FERRY_FAULT_STATE  a file of State's size: what was counted, and what failed
 ///   FERRY_FAULT        KIND N ERRNO [REST]: the Nth call of that kind fails so; REST: and all after it
 ///   FERRY_FAULT_LOG    a file to which every change in the folder FERRY_FAULT_ROOT is appended
@@ -26,7 +26,7 @@
 #include <cstring>
 
 extern "C" {
-// glibc's own: what this file replaces is built on them, without asking the dynamic linker, which allocates.
+// glibc's own functions, on which the replacements are built, since asking the dynamic linker would allocate.
 void* __libc_malloc(size_t);
 void* __libc_calloc(size_t, size_t);
 void* __libc_realloc(void*, size_t);
@@ -42,13 +42,13 @@ constexpr const char* kind_names[kinds] = {"memory", "io", "short", "thread", "r
 struct State {
   std::atomic<std::uint64_t> count[kinds];
   std::atomic<std::uint64_t> failed;  ///< calls that were made to fail
-  char call[32], path[480];           ///< the first of them
+  char call[32], path[480];           ///< of the first call that was made to fail
 };
 static_assert(sizeof(State) == 8 * (kinds + 1) + 512);
 
 State own;
 State* state = &own;
-unsigned wanted = kinds;  // of which kind one fails
+unsigned wanted = kinds;  // the kind of call that is to fail
 std::uint64_t at = 0;
 int error_number = EIO;
 bool rest = false;
@@ -87,7 +87,7 @@ void name_of(int fd, char* to, std::size_t size) {
   to[n > 0 ? n : 0] = '\0';
 }
 
-/// Whether this call is to fail. `path` or `fd` says of what.
+/// Whether this call is to fail. `path` or `fd` tells on which file.
 bool fails(Kind kind, const char* call, const char* path = nullptr, int fd = -1) {
   if (!counting) return false;
   const std::uint64_t n = ++state->count[kind];
@@ -106,7 +106,7 @@ void never_return(int fd, const char* call) {
   for (;;) ::syscall(SYS_pause);
 }
 
-/// Half of them, if this one is to be cut short.
+/// Half of the bytes, if this call is to be cut short.
 std::size_t shortened(const char* call, int fd, std::size_t bytes) {
   return bytes > 1 && fails(cut, call, nullptr, fd) ? bytes / 2 : bytes;
 }
@@ -116,7 +116,7 @@ F next(const char* name) {
   return reinterpret_cast<F>(::dlsym(RTLD_NEXT, name));
 }
 
-// The log: what was done, to which inode, where; a path or the bytes.
+// The log: what was done, to which inode, at which place, with a path or the bytes.
 
 class Logging {
  public:
@@ -384,7 +384,7 @@ int rename(const char* from, const char* to) {
   const bool noted = inside(from, a) && inside(to, b) && ::syscall(SYS_newfstatat, AT_FDCWD, from, &info, 0) == 0;
   const auto result = static_cast<int>(::syscall(SYS_rename, from, to));
   if (result == 0 && noted) {
-    note("enter", info.st_ino, 1, b);  // one step with the one that follows
+    note("enter", info.st_ino, 1, b);  // one step together with the next note
     note("remove", info.st_ino, 0, a);
   }
   return result;

@@ -36,7 +36,7 @@ class Soak:
         self.wanted = self.ask()
 
     def memory(self):
-        """Bytes that it holds and shares with nobody."""
+        """The bytes that the server holds and shares with nobody."""
         for line in pathlib.Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Private_Dirty"):
                 return int(line.split()[1]) * 1024
@@ -99,7 +99,7 @@ class Soak:
                 got = f"{type(e).__name__}: {e}"
             with self.lock:
                 self.counts[kind] = self.counts.get(kind, 0) + 1
-                if got in (429, 503):  # the queue, or all connections and as many that wait for one
+                if got in (429, 503):  # the queue, or the connections and as many more that wait for one, are full
                     self.counts["told to come back"] = self.counts.get("told to come back", 0) + 1
                 elif kind in ("whole", "stream") and got != self.wanted:
                     self.findings.append(f"{kind}: {got!r}, expected {self.wanted!r}")

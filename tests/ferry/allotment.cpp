@@ -94,7 +94,7 @@ TEST_CASE("shallow-favouring leaves the deep layers room to prefetch to") {
   CHECK(pools[2].slots == 4);
   CHECK(pools[2].first_layer == 2);
   CHECK(pools[2].layers == 3);
-  // N = 21: 16 and 5 to share, one a layer being less than the top-2 of a token
+  // N = 21: 16, and 5 to share. One for each layer would be less than a token's top-2.
   pools = room(21);
   REQUIRE(pools.size() == 3);
   CHECK(pools[1].slots == 8);
@@ -104,11 +104,11 @@ TEST_CASE("shallow-favouring leaves the deep layers room to prefetch to") {
   REQUIRE(pools.size() == 5);
   CHECK(pools[2].slots == 3);
   CHECK(pools[4].slots == 2);
-  // N = 3: all of it is room
+  // N = 3: all slots are left to the deep layers' prefetches
   pools = room(3);
   CHECK(pools[0].slots == 0);
   CHECK(pools[2].slots == 3);
-  // every layer shallow: nothing to leave room for
+  // all layers are shallow, so no room is left for others
   CHECK(shallow_favouring(m, 12 * 64, 5, Precision::full, 4).pools[0].slots == 8);
 }
 
@@ -160,7 +160,7 @@ TEST_CASE("slots that several precisions share are as large as the largest of th
   CHECK(a.pools[0].slot_bytes == 64);
   CHECK(a.pools[0].precisions == (part::bit(Precision::int4) | part::bit(Precision::int2)));
   CHECK(a.stream_slot_bytes == 64);
-  // Whole is a slot an expert, also where two precisions share them: N = s E = 4 fills layer 0.
+  // A layer is whole with a slot for each expert, even if two precisions share the slots: N = s E = 4 fills layer 0.
   const auto whole = [&](std::uint64_t n) {
     return shallow_favouring(m, (2 + n) * 64, 1, Precision::int4 | Precision::int2);
   };
@@ -237,12 +237,12 @@ TEST_CASE("layers with different numbers of experts: each has slots for its own,
     CHECK(a.stream_slots == 0);
     CHECK(a.slots() == 14);
   }
-  // 2 + 10 slots: two for each layer, where the first is full; then one each for the others, twice.
+  // 2 + 10 slots: two for each layer, which fills the first; then one each for the others, twice.
   const Allotment each = pool_per_layer(m, 12 * 64);
   CHECK(each.pools[0].slots == 2);
   CHECK(each.pools[1].slots == 4);
   CHECK(each.pools[2].slots == 4);
-  // One more is for the layer that is not full.
+  // One more slot goes to the layer that is not full.
   CHECK(pool_per_layer(m, 13 * 64).pools[1].slots == 5);
   // The first layer whole, and then the second.
   const Allotment shallow = shallow_favouring(m, 9 * 64, 2);
@@ -260,7 +260,7 @@ TEST_CASE("layers with different numbers of experts: each has slots for its own,
 TEST_CASE("what is left over goes past a layer that has a slot for each of its experts") {
   ModelShape m = model(3, 4, 1);  // slots of 64 bytes
   m.layer_experts = {1, 4, 4};
-  // 2 + 4 slots: one for each layer, which is all that the first can use, and then not one for each of the others.
+  // 2 + 4 slots: one for each layer, more than which the first cannot use. Then there is not one for each of the others.
   const Allotment a = pool_per_layer(m, 6 * 64);
   CHECK(a.pools[0].slots == 1);
   CHECK(a.pools[1].slots == 2);

@@ -1,4 +1,4 @@
-// The core's decisions on small cases, followed by hand.
+// The core's decisions in small cases that are followed by hand.
 #include "ferry/core.hpp"
 
 #include <doctest/doctest.h>
@@ -247,10 +247,10 @@ TEST_CASE("in prefill, prefetches that find their pool full wait for their layer
   REQUIRE(p.arriving[3].slot == 5);
   f->look_ahead(scores(1, all), nothing_seen);
   REQUIRE(f->commands().submit.size ==
-          2);  // 0 and 2, of one vote each as the others but with the best scores, into the free slots of their pool
+          2);  // 0 and 2 go to the free slots of their pool: one vote each, as the others, but better scores
   CHECK(f->commands().submit[1].slot == 3);
   f->done(p.arriving.part(0, 1));
-  CHECK(f->commands().submit.size == 0);  // a slot of the pool of layer 0
+  CHECK(f->commands().submit.size == 0);  // a slot of layer 0's pool takes no prefetch
   const Fence fence = f->next_fence();
   f->done(p.arriving.part(2, 1));
   REQUIRE(f->commands().submit.size == 1);
@@ -357,8 +357,7 @@ TEST_CASE("a copy that needs the stream slot of a prefetched expert follows that
 }
 
 TEST_CASE("what may not be needed is not prefetched to a stream slot where its copy would be waited for") {
-  // Three layers of 4 experts, of which the slots of a pool hold 2: 1 and 2 are there. A layer leaves the link 100 ns, a
-  // copy takes 1000.
+  // Three layers of 4 experts. Layers 1 and 2 have slots for 2 of theirs, which hold 1 and 2. A layer leaves the link 100 ns.
   const ModelShape m = model(3, 4, 2, 2);
   for (const bool all_asked : {false, true}) {
     for (const Nanoseconds copy_ns : {0, 100, 1000}) {
@@ -377,7 +376,7 @@ TEST_CASE("what may not be needed is not prefetched to a stream slot where its c
       s.insert(s.end(), second.begin(), second.end());
       f->plan(scores(0, s), all_landed);
       f->finish(0, {70, 10, 20, 0}, all_landed);
-      f->plan(scores(1, s), all_landed);  // has 1 and 2; 0 is asked for, and perhaps 3
+      f->plan(scores(1, s), all_landed);  // 1 and 2 are resident; 0 is asked for, and perhaps 3
       f->look_ahead(scores(2, s), all_landed);
       f->finish(1, {70, 10, 20, 0}, all_landed);
       const bool staged = f->residency().is_staged(8) || f->residency().is_staged(9);
@@ -464,7 +463,7 @@ TEST_CASE("recall and top-1 are counted by hand") {
   const PrefetchCounts& p = f->counters().prefetch;
   CHECK(p.accuracy.recall() == doctest::Approx(0.5));  // 6 of {6, 2}
   CHECK(p.precision() == doctest::Approx(0.5));        // 6 of {5, 6}
-  CHECK(p.accuracy.top1() == 0.0);                     // 5 was thought best, 6 was
+  CHECK(p.accuracy.top1() == 0.0);                     // 5 was predicted as the best, 6 was best
 }
 
 TEST_CASE("preloading fills free slots only, and counts apart") {
@@ -539,7 +538,7 @@ TEST_CASE("done out of order, or twice, starts no copy into a slot that is still
   f->done(p.arriving.part(0, 1));
   REQUIRE(f->commands().submit.size == 1);
   CHECK(f->commands().submit[0].slot == p.arriving[0].slot);
-  f->done(p.arriving.part(0, 1));  // again: the slot is task 2's now
+  f->done(p.arriving.part(0, 1));  // again, although the slot is task 2's now
   CHECK(f->commands().submit.size == 0);
   CHECK(f->residency().is_leased(p.arriving[2].slot));
 }
@@ -564,7 +563,7 @@ TEST_CASE("prefetches are held back until every demand copy of the layer is on i
 
 namespace {
 
-/// Wants what the test says.
+/// Selects the precision that the test sets.
 struct Told {
   Precision wants = Precision::full;
   FERRY_HD void select(Phase /*phase*/, bool /*demand*/, View<Request> requests) const noexcept {
@@ -574,10 +573,10 @@ struct Told {
 };
 using ToldStack = Stack<NoPrediction, Lru, Told, stacks::LoadEverything, TopK>;
 
-/// What a layer does with one expert of which `held` is resident when `wanted` is asked for.
+/// How a layer treats one expert that is resident as `held` and asked for as `wanted`.
 struct Cell {
   std::uint64_t hits, misses, skipped;
-  Precision runs;  // skip: nothing
+  Precision runs;  // skip: it does not run
 };
 Cell cell(Precision held, Precision wanted) {
   const ModelShape m = model(1, 4, 1, 1, 256, 64);
@@ -723,7 +722,7 @@ TEST_CASE("prefetches walk to the first layer with a miss, mask what is there, a
   REQUIRE(f->commands().submit.size == 1);
   CHECK(f->commands().submit[0].what == full(2, 1));
   CHECK(f->layer_ahead(RowSource::gate_input, 3) == no_layer);
-  f->look_ahead(scores(3, one), all_landed);  // asked all the same: nothing
+  f->look_ahead(scores(3, one), all_landed);  // nothing is prefetched, although the engine still asks
   CHECK(f->commands().submit.size == 0);
   f->finish(0, {}, all_landed);
   f->plan(scores(1, zero), all_landed);  // a new window
@@ -859,9 +858,9 @@ TEST_CASE("a predictor is told of a plan behind it, once, ahead of whatever may 
   of_layer.rows = {&row, 1};
   Plan p = f->plan(of_layer, all_landed);
   CHECK(listens.told == 0);
-  CHECK(p.routes[2].expert == no_expert);  // 1 has too little
+  CHECK(p.routes[2].expert == no_expert);  // expert 1's weight is too small
   CHECK(p.routes[2].instead_of == 1);
-  row = 0;  // the engine's own
+  row = 0;  // the engine may overwrite its array
   f->look_ahead({1, {}, {}}, all_landed);
   CHECK(listens.told_at_predict == 1);
   CHECK(listens.chosen[0] == 0);
@@ -917,7 +916,7 @@ TEST_CASE("a queued prefetch of another precision than is wanted is taken back")
   REQUIRE(p.arriving.size == 1);
   CHECK(p.arriving[0].what.precision == Precision::int4);
   REQUIRE(f->commands().submit.size == 1);
-  CHECK(f->commands().submit[0].what == p.arriving[0].what);  // and not the other copy, expedited
+  CHECK(f->commands().submit[0].what == p.arriving[0].what);  // and not that the other copy is expedited
   CHECK(f->commands().submit[0].slot == p.arriving[0].slot);
   CHECK(f->counters().of(Phase::decode).miss_bytes == 256 + 64);
 }
@@ -1020,7 +1019,7 @@ TEST_CASE("ferry: what the host takes is learned from what a layer took, and wha
   };
   Plan p = step(0, 1);
   CHECK(experts(p.resident) == Ids{0, 1});
-  f->finish(0, {0, 0, 5, 4}, all_landed);  // a time of a host that computed nothing
+  f->finish(0, {0, 0, 5, 4}, all_landed);  // a time for a host that computed nothing is not learned
   p = step(0, 1);
   CHECK(experts(p.resident) == Ids{0, 1});
   f->finish(0, {}, all_landed);
@@ -1082,7 +1081,7 @@ TEST_CASE("ferry: misses on the host, the most wanted copied behind, and nobody 
 
   p = step(2, 3, 0);
   CHECK(experts(p.resident) == Ids{2, 3});
-  CHECK(f->commands().submit.size == 0);  // nothing is wanted more than what is there
+  CHECK(f->commands().submit.size == 0);  // no absent expert is wanted more than a resident one
   f->finish(0, {}, seen);
 
   const Outcomes& o = f->counters().of(Phase::decode);

@@ -64,7 +64,7 @@ struct Instant {
 };
 static_assert(Link<Instant>);
 
-/// Every call that an engine makes, in both phases, with a quarter of the experts on the device. None of them
+/// Makes every call of an engine in both phases, with a sixth of the experts' bytes on the device, and checks that none
 /// allocates.
 template <class StackT>
 void check_allocations() {
@@ -155,7 +155,7 @@ static_assert(std::is_polymorphic_v<VirtualLru> && !CachePolicy<VirtualLru>);
 
 TEST_CASE("no stack allocates after construction") {
 #ifdef FERRY_SANITIZED
-  // Nothing is counted here, and the invariant tests run the stacks.
+  // Allocations are not counted here, and the invariant tests run the stacks.
   check_allocations(List<stacks::OnDemand, stacks::CrossLayerLru>{});
 #else
   check_allocations(NamedStacks{});
@@ -200,7 +200,7 @@ namespace {
 
 using Layers = std::vector<std::uint16_t>;
 
-/// The layers that one look-ahead loop asks rows for, or names without rows, behind each layer of a step.
+/// The layers for which one look-ahead asks for rows, or names experts without rows, after each layer of a step.
 template <class StackT>
 std::vector<Layers> asked(Phase phase, RowSource source, std::uint16_t depth) {
   CoreConfig<StackT> c;
@@ -211,7 +211,7 @@ std::vector<Layers> asked(Phase phase, RowSource source, std::uint16_t depth) {
   OffloadPipeline<StackT, Instant> pipe(c, link);
   const std::vector<float> s = favour(8, {0, 1});
   std::vector<Layers> all;
-  for (int step = 0; step < 2; ++step) {  // in the second, what is predicted is there
+  for (int step = 0; step < 2; ++step) {  // in the second step what is predicted is resident
     all.clear();
     pipe.begin_step(StepOf(phase, 1));
     for (std::uint16_t l = 0; l < 4; ++l) {
@@ -239,7 +239,7 @@ TEST_CASE("the look-ahead loop: layers within the depth and the step, from the r
   CHECK(asked<stacks::ImportancePrefetch>(decode, RowSource::partial_hidden, 1) ==
         std::vector<Layers>{{1}, {2}, {3}, {}});
   CHECK(asked<stacks::LruCache>(decode, RowSource::gate_input, 1) == std::vector<Layers>{{}, {}, {}, {}});
-  // HOBBIT stops at the first layer that lacks what is predicted: here it has it, so it goes on to the depth.
+  // HOBBIT stops at the first layer that lacks what is predicted. Here none does, so it goes on to its depth.
   CHECK(asked<stacks::HobbitPrefetch>(decode, RowSource::gate_input, 3) ==
         std::vector<Layers>{{1, 2, 3}, {2, 3}, {3}, {}});
   CHECK(asked<stacks::ActivationPathStack>(decode, RowSource::gate_input, 1) == std::vector<Layers>{{}, {}, {}, {}});

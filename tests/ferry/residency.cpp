@@ -56,7 +56,7 @@ TEST_CASE("what is wanted against what is resident (the table of docs/design.md)
   SUBCASE("both: the better of the same state, the further of different states") {
     t.put(high, Ticket{3}, false);
     t.put(low, Ticket{2}, true);
-    CHECK(t.r.find(low) == 2);  // on its way for sure, while high only waits
+    CHECK(t.r.find(low) == 2);  // certainly on its way, while the copy in high only waits
     t.r.advance({Ticket{2}, Ticket{3}, Ticket{3}});
     CHECK(t.r.find(low) == 0);
   }
@@ -91,7 +91,7 @@ TEST_CASE("bars: lease and flight hold against demand, queue and mask only again
   CHECK(prefetch());
   t.r.lease(0);
   CHECK(demand());
-  t.r.unmask(0);  // another layer's
+  t.r.unmask(0);  // the mask of another layer
   t.r.end_lease(0, Fence{5});
   CHECK(prefetch());
   t.r.unmask(1);
@@ -117,7 +117,7 @@ TEST_CASE("a prefetch that is evicted before it has begun is forgotten, and does
   t.r.evict(0);
   t.r.admit(0, {{0, 2}, Precision::full}, Ticket{4}, true, Phase::decode);
   CHECK(t.r.prefetches() == 0);
-  t.r.advance({Ticket::none, Ticket{5}, Ticket{5}});  // all prefetches, and no demand
+  t.r.advance({Ticket::none, Ticket{5}, Ticket{5}});  // all prefetches have landed, and no demand copy
   CHECK(t.r.state({{0, 2}, Precision::full}) == State::in_flight);
 }
 
@@ -148,7 +148,7 @@ TEST_CASE("masks of evicted slots do not pile up") {
   TwoPrecisions t;
   t.put(high, Ticket{2}, true);
   std::uint64_t ticket = 4;
-  for (std::uint16_t i = 0; i < 100; ++i, ticket += 2) {  // of more masks than there are slots
+  for (std::uint16_t i = 0; i < 100; ++i, ticket += 2) {  // far more masks than slots
     const Variant what{{1, static_cast<std::uint16_t>(i % 4)}, Precision::full};
     t.r.admit(1, what, Ticket{ticket}, true, Phase::decode);
     t.r.advance({Ticket{ticket}, Ticket::none, Ticket::none});

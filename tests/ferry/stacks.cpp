@@ -118,7 +118,7 @@ TEST_CASE("twins in INT4 have four times the slots, and EAP holds what Fate's ca
   CoreConfig<Fate> fate;
   fate.precision.low_share_percent = 0;
   for (const std::uint64_t experts : {20U, 36U, 44U}) {
-    // EAP has no candidates of two layers to make room for, but top-k of two: as many, in this model.
+    // EAP makes no room for candidates of two layers, but for the top-k of two: in this model that is as much.
     CHECK(slots(set_up<ActivationPathStack>((2 + experts) * 64).allotment) ==
           slots(set_up((2 + experts) * 64, fate).allotment));
     CHECK(slots(set_up<ActivationPathFull>((2 + experts) * 256).allotment) ==
@@ -129,7 +129,7 @@ TEST_CASE("twins in INT4 have four times the slots, and EAP holds what Fate's ca
 }
 
 TEST_CASE("Fate: whole shallow layers first, in slots for INT4 that INT2 shares") {
-  // (budget - 2) / 64 slots of INT4; whole is one slot an expert, whatever else may lie there
+  // (budget - 2) / 64 slots of INT4; a layer is whole with one slot an expert, whatever lies there
   CoreConfig<Fate> c = set_up<Fate>((2 + 44) * 64);
   CHECK(slots(c.allotment) == Slots{8, 8, 8, 8, 6, 6});
   CHECK(c.allotment.pools[0].precisions == (part::bit(Precision::int4) | part::bit(Precision::int2)));
@@ -137,9 +137,9 @@ TEST_CASE("Fate: whole shallow layers first, in slots for INT4 that INT2 shares"
   CHECK(c.precision.high == Precision::int4);
   // Every INT4 expert has a slot, and two more for second variants.
   CHECK(slots(set_up<Fate>((2 + 50) * 64).allotment) == Slots{9, 9, 8, 8, 8, 8});
-  // What ends within the shallow layers leaves room for two layers' candidates: 2 of 8 above the 75th percentile.
+  // If the budget ends within the shallow layers, two layers' candidates keep room: 2 of 8 above the 75th percentile.
   CHECK(slots(set_up<Fate>((2 + 20) * 64).allotment) == Slots{8, 8, 0, 0, 2, 2});
-  // Memory is sufficient: the model's own precision.
+  // Memory is sufficient, so experts have the model's own precision.
   c = set_up<Fate>(shape().all_bytes());
   CHECK(c.precision.high == Precision::full);
   CHECK(c.precision.low_share_percent == 0);
@@ -178,7 +178,7 @@ TEST_CASE("HOBBIT: two pools by precision, for both of the paper's pairs") {
   CoreConfig<Hobbit> neutral;
   neutral.precision.t1 = neutral.precision.t2 = 1.0F;
   CHECK(set_up(20 * 256, neutral).allotment.pools.size() == 1);
-  // Between equal thresholds lies no low precision: its pool could never be used.
+  // With equal thresholds nothing has low precision, so a low pool could never be used.
   CoreConfig<Hobbit> skips;
   skips.precision.t1 = skips.precision.t2 = 0.8F;
   skips = set_up(20 * 256, skips);

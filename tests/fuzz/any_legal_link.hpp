@@ -1,5 +1,5 @@
 /// @file
-/// A link that does whatever concepts.hpp allows a link, as the input says.
+/// A link that does anything that concepts.hpp allows, as the input decides.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -12,7 +12,7 @@
 
 namespace ferry::fuzz {
 
-/// Bytes that decide; behind the last one all decisions are 0.
+/// Decisions from the bytes of an input; after its end all decisions are 0.
 class Choices {
  public:
   explicit Choices(const std::string& bytes) : bytes_(bytes) {}
@@ -22,7 +22,7 @@ class Choices {
   /// 0 to n - 1.
   std::uint32_t below(std::uint32_t n) { return (n <= 256 ? byte() : byte() << 8U | byte()) % n; }
   std::uint32_t between(std::uint32_t low, std::uint32_t high) { return low + below(high - low + 1); }
-  /// Of 256; never behind the end.
+  /// True with a chance of `of_256` in 256; never after the input's end.
   bool rarely(std::uint32_t of_256) { return byte() >= 256 - of_256; }
   template <class T>
   const T& of(const std::vector<T>& some) {
@@ -34,10 +34,9 @@ class Choices {
   std::size_t at_ = 0;
 };
 
-/// Copies begin in the order of the contract, several may be on their way, be overtaken or taken back, and land in any order
-/// that keeps a slot's own; the
-/// device lags behind the caller; `seen` may tell old news; copies may fail, once or for good. Keeps what lies in each slot,
-/// and throws when a task reads what is not its expert.
+/// Copies begin in the contract's order. Several may be on their way, be overtaken or taken back, and land in any order that
+/// keeps each slot's own. The device lags behind the caller, `seen` may return an old state, and copies may fail, once or for
+/// good. Knows the content of each slot, and throws when a task reads another expert.
 class AnyLegalLink {
  public:
   AnyLegalLink(std::uint32_t slots, Choices& choices) : slots_(slots), choices_(choices) {}
@@ -66,7 +65,7 @@ class AnyLegalLink {
       for (std::uint32_t n = choices_.below(5); n > 0 && progress(); --n) {
       }
     }
-    if (choices_.rarely(48)) return told_;  // old news
+    if (choices_.rarely(48)) return told_;  // an old state
     Seen s{last_demand_, last_prefetch_, last_prefetch_, 0};
     if (!demand_.empty()) s.demand_landed = before(demand_.front().ticket);
     if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = before(prefetch_.front().ticket);
@@ -100,13 +99,13 @@ class AnyLegalLink {
 
   // The device and mishaps
 
-  /// It reads the slot behind all work so far, and before the next fence.
+  /// Reads the slot after all work so far, and before the next fence.
   void read(const Task& t) { reads_.push_back({t.slot, t.what, Fence::none}); }
   void fail_once() { fails_once_ = true; }
   void fail_for_good() { dead_ = true; }
   [[nodiscard]] bool is_submitted(Ticket t) const { return t <= (is_prefetch(t) ? last_prefetch_ : last_demand_); }
 
-  /// What lies in a slot; nothing while something is written there.
+  /// What a slot holds; nothing while it is being written.
   [[nodiscard]] const std::optional<Variant>& content(std::uint32_t slot) const { return slots_[slot]; }
   void check() const {
     if (wrong_ != nullptr) throw test::Violation(3, wrong_);
@@ -128,7 +127,7 @@ class AnyLegalLink {
 
   static Ticket before(Ticket t) { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
 
-  /// Something begins, lands, or is reached; false if nothing can.
+  /// Lets a copy begin or land, or the device reach a fence; false if nothing of that can happen.
   bool progress() noexcept {
     if (dead_) return false;
     const bool land_first = choices_.rarely(100);
@@ -154,7 +153,7 @@ class AnyLegalLink {
     moving_.erase(first);
     return true;
   }
-  /// The device gets to the next fence that was named.
+  /// The device reaches the next fence that was named.
   bool reach() noexcept {
     if (reached_ == named_) return false;
     reached_ = Fence{static_cast<std::uint64_t>(reached_) + 1};

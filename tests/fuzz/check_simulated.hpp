@@ -1,5 +1,5 @@
 /// @file
-/// What is true of every simulation, whatever was simulated.
+/// Properties that hold for every simulation.
 #pragma once
 #include <array>
 #include <cstring>

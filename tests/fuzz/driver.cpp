@@ -23,7 +23,7 @@ namespace {
 
 using test::Random;
 
-/// A refusal goes to a terminal: one line, not endless.
+/// Checks that a refusal is fit for a terminal: one line of limited length.
 void check_refusal(const char* what) {
   const std::string line = what;
   const bool plain =
@@ -31,7 +31,7 @@ void check_refusal(const char* what) {
   if (line.empty() || line.size() > 1000 || !plain) throw Broken("a refusal is no short line of plain text");
 }
 
-/// One of the header's numbers becomes another.
+/// Replaces one of the header's numbers.
 std::string change_number(std::string header, Random& random) {
   static const std::vector<std::string> numbers = {"0",     "1",  "2",   "255",        "256",
                                                    "65535", "-1", "0.5", "4294967296", "18446744073709551615"};
@@ -46,8 +46,8 @@ std::string change_number(std::string header, Random& random) {
   return header.replace(at, end - at, numbers[random.below(static_cast<std::uint32_t>(numbers.size()))]);
 }
 
-/// One tensor or all alike get another shape, or one another type, or one goes; offsets and data follow. Throws for
-/// what is no header.
+/// Changes the shape of one tensor or of all that are alike, or the type of one, or removes one; offsets and data follow.
+/// Throws if there is no header.
 std::string lay_out_anew(const std::string& text, const std::string& data, std::size_t most, Random& random) {
   static const std::map<std::string, std::uint64_t> types = {{"U8", 1}, {"U16", 2}, {"I32", 4}, {"F16", 2}, {"F32", 4}};
   Json header = Json::parse(text);
@@ -68,7 +68,7 @@ std::string lay_out_anew(const std::string& text, const std::string& data, std::
     const Json was = shape[axis];
     const std::uint64_t size =
         random.chance(50) && was.is_number_unsigned() ? was.get<std::uint64_t>() + 1 : random.below(9);
-    const bool all = random.chance(50);  // of this size there: a trace with another number of tokens, say
+    const bool all = random.chance(50);  // all tensors with this size there, as with another number of tokens
     for (const std::string& name : names) {
       Json& other = header[name].at("shape");
       if (name == chosen || (all && other.size() > axis && other[axis] == was)) other[axis] = size;
@@ -96,14 +96,14 @@ std::string lay_out_anew(const std::string& text, const std::string& data, std::
   return test::safetensors_file(made, moved);
 }
 
-/// Every value in it, itself the first.
+/// Lists every value inside of `json`, and first `json` itself.
 void list_values(Json& json, std::vector<Json*>& all) {
   all.push_back(&json);
   if (!json.is_structured()) return;
   for (Json& child : json) list_values(child, all);
 }
 
-/// What a reader of numbers, names and lists seldom meets.
+/// Values that readers of numbers, names and lists seldom meet.
 const std::vector<Json>& odd_values() {
   static const std::vector<Json> values = {nullptr,
                                            true,
@@ -211,7 +211,7 @@ const std::filesystem::path& folder() {
 }
 
 std::filesystem::path file(const std::string& name, const std::string& content) {
-  // Over what is there already: a file system takes longer to free and find pages than to write a few.
+  // Overwrites an existing file, since a file system takes longer to free and find pages than to write a few.
   static std::map<std::string, int> files;
   const std::filesystem::path path = folder() / name;
   const auto [known, is_new] = files.emplace(name, -1);
@@ -281,7 +281,7 @@ void use(const engine::TraceFile& read, std::uint32_t choice) {
   } catch (const engine::InputError& e) {
     throw Broken(std::string("a trace that was read and written is refused: ") + e.what());
   }
-  std::filesystem::remove(copy);  // replacing what is there takes longer
+  std::filesystem::remove(copy);  // replacing a file would take longer
 
   if (std::size_t{trace.model.layers} * trace.model.experts > 4096 || trace.tokens > 4096) return;
   static_cast<void>(engine::measure(trace));
@@ -297,7 +297,7 @@ void use(const engine::TraceFile& read, std::uint32_t choice) {
     o.log = true;
     try {
       check(engine::simulate(trace, machine.costs(read.work, engine::CostSource::effective), o), trace);
-    } catch (const ConfigError&) {  // the other stack may do
+    } catch (const ConfigError&) {  // the other stack may work
     }
   }
 }

@@ -1,5 +1,5 @@
 /// @file
-/// What every fuzz target gives, and what it may use. driver.cpp has libFuzzer's entry points.
+/// What every fuzz target defines, and what it may use. driver.cpp has libFuzzer's entry points.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ using engine::Json;
 void read(const std::string& input);
 /// Inputs to begin with.
 std::vector<std::string> seeds();
-/// Another input, of at most `most` bytes if that can be.
+/// A mutation of an input, if possible of at most `most` bytes.
 std::string mutate(const std::string& input, std::size_t most, std::uint64_t seed);
 
 /// libFuzzer's own mutation.
@@ -32,7 +32,7 @@ std::string mutate_bytes(std::string bytes, std::size_t most);
 /// shape or type with everything laid out anew.
 std::string mutate_safetensors(const std::string& file, std::size_t most, std::uint64_t seed);
 
-/// A mutation that mostly leaves JSON JSON: one value becomes an odd one, another's, a little larger or smaller, or goes.
+/// A mutation that mostly leaves valid JSON: one value becomes odd, or another's, or a little larger or smaller, or is removed.
 std::string mutate_json(const std::string& text, std::size_t most, std::uint64_t seed);
 
 /// A place for files, gone at the end.
@@ -46,8 +46,8 @@ engine::ModelFacts small_model();
 /// A trace of that model with every tensor there is, or with no more than an import needs.
 std::unique_ptr<engine::TraceFile> small_trace(bool every_tensor, std::uint32_t sequences, std::uint32_t prompt,
                                                std::uint32_t tokens);
-/// Uses an accepted trace as the commands do: every step of it, `write` and a second reading, the statistics and some
-/// tokens under lru and one more stack, if it is small. `choice` picks that stack.
+/// Uses an accepted trace as the commands do. Walks every step, writes it and reads it again, and measures its statistics; if
+/// it is small, also replays some tokens under lru and one more stack, which `choice` picks.
 void use(const engine::TraceFile& trace, std::uint32_t choice);
 
 }  // namespace ferry::fuzz

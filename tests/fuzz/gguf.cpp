@@ -1,4 +1,4 @@
-// A GGUF file; some tokens of what is accepted, where that is small.
+// A GGUF file. If it is accepted and small, some tokens are run.
 #include "checkpoint/gguf.hpp"
 #include "cpu/cpu_model.hpp"
 #include "fuzz/fuzz.hpp"
@@ -53,7 +53,7 @@ struct Writer {
   }
 };
 
-/// Its metadata, and nothing of its tensors but four rows of embeddings.
+/// The metadata of a file, with four rows of embeddings as its only tensor.
 std::string described(const std::filesystem::path& path) {
   const Gguf file(path);
   Writer w;

@@ -35,7 +35,7 @@ class Echo {
         [](const httplib::Request&, httplib::Response& a, const std::exception_ptr&) { a.status = 400; });
     if (http_.bind_to_any_port("127.0.0.1") < 0) throw Broken("no port to be had");  // it serves while it has one
   }
-  /// What it answers to a client that sends this, and then nothing more.
+  /// The server's answer to a client that sends this, and then nothing more.
   std::string answer(const std::string& sent) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) throw Broken("no sockets to be had");
@@ -45,7 +45,7 @@ class Echo {
     ::shutdown(ends[0], SHUT_WR);
     bodies.clear();
     std::string all;
-    std::thread reads([&] {  // hundreds of answers are more than a socket holds
+    std::thread reads([&] {  // a socket does not hold hundreds of answers
       char buffer[4096];
       for (ssize_t n = 0; (n = ::recv(ends[0], buffer, sizeof(buffer), 0)) > 0;) {
         all.append(buffer, static_cast<std::size_t>(n));
@@ -83,7 +83,7 @@ void read(const std::string& input) {
   std::size_t told = 0;
   for (std::size_t at = 0; (at = answers.find("HTTP/1.1 ", at)) != std::string::npos; ++at) ++told;
   if (told < echo.bodies.size()) throw Broken("a request without an answer");
-  // Nothing is unpacked, and nothing read twice; a request takes 16 bytes at least ("GET / HTTP/1.1", two ends of lines).
+  // Bodies are not unpacked, and no byte is read twice. A request has at least 16 bytes ("GET / HTTP/1.1" and two line ends).
   if (all + 16 * echo.bodies.size() > input.size()) throw Broken("more was served than was sent");
 }
 

@@ -1,4 +1,4 @@
-// Routing of others as safetensors.
+// Other people's routing as safetensors.
 #include "fuzz/fuzz.hpp"
 
 namespace ferry::fuzz {

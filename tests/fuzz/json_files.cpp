@@ -1,5 +1,4 @@
-// The JSON that users bring: machines, shapes, runs and timelines for a page, the lines of a sweep. The first letter
-// says which.
+// JSON files of users: machines, shapes, runs and timelines for a page, lines of a sweep. The first letter says which.
 #include <cstring>
 #include <sstream>
 
@@ -93,7 +92,7 @@ std::string sweep_lines() {
   return text;
 }
 
-/// Each line with the checksum that what became of it would have: otherwise that refuses all that is changed.
+/// Gives each changed line its new checksum: otherwise the checksum alone would refuse every change.
 std::string sealed(const std::string& text) {
   const std::string field = "\"xxh3\":\"";
   std::istringstream in(text);
@@ -131,7 +130,7 @@ void read(const std::string& input) {
   }
 }
 
-/// One of the lines, where there are several.
+/// Mutates one of the lines, if there are several.
 std::string mutate(const std::string& input, std::size_t most, std::uint64_t seed) {
   if (input.size() < 2 || input.size() > most || seed % 4 == 0) return mutate_bytes(input, most);
   const std::size_t aim = 1 + seed / 4 % (input.size() - 1), before = input.rfind('\n', aim - 1);

@@ -1,5 +1,5 @@
 /// @file
-/// An engine that makes every mistake that it can, as the input says, and knows which of its calls have to be refused.
+/// An engine that makes every possible mistake, as the input decides, and knows which of its calls have to be refused.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -81,9 +81,9 @@ class MistakenEngine {
     }
   }
 
-  // What the engine calls, and what must come of it.
+  // The engine's calls, and what they must lead to
 
-  /// A call that is right goes through, one that is not is refused and changes nothing.
+  /// Checks that a right call succeeds, and that a wrong one is refused and changes nothing.
   template <class Call>
   bool expect(bool right, const char* name, const Call& call) {
     const auto* core = reinterpret_cast<const std::byte*>(&pipe_.core());
@@ -129,7 +129,7 @@ class MistakenEngine {
     checker_.begin_step(phase, rows);
   }
 
-  /// Scores as gates give them, and as broken ones do.
+  /// Scores as gates give them, or broken ones.
   std::vector<float> draw_scores(std::size_t n) {
     constexpr float infinite = std::numeric_limits<float>::infinity(), none = std::numeric_limits<float>::quiet_NaN();
     static const std::vector<float> broken{none, infinite, -infinite, -1, 0, 3e38F, 1e-45F, 1};
@@ -143,7 +143,7 @@ class MistakenEngine {
     }
     return scores;
   }
-  /// Which rows of the step a layer has, or rows that it cannot have; empty: all.
+  /// The rows of the step that a layer has, or rows that it cannot have; empty: all.
   std::vector<std::uint32_t> draw_rows(bool& right) {
     std::vector<std::uint32_t> rows;
     if (!choices_.rarely(48)) return rows;
@@ -250,7 +250,7 @@ class MistakenEngine {
     if (expect(right, "look_ahead", [&] { pipe_.look_ahead(scores); })) checker_.look_ahead(commands());
   }
 
-  /// False if its copy can never land, as the link says.
+  /// False if the link says that the task's copy can never land.
   bool waits(const Task& t) {
     try {
       pipe_.wait(t);
@@ -273,7 +273,7 @@ class MistakenEngine {
     if (!choices_.rarely(16)) done({t});
   }
 
-  /// Any tasks in any order: of this plan, of earlier ones, made up.
+  /// Calls `done` for any tasks in any order: of this plan, of earlier ones, or made up.
   void done_with_any() {
     std::vector<Task> some;
     for (std::uint32_t n = choices_.below(4); n > 0; --n) {
@@ -293,14 +293,14 @@ class MistakenEngine {
     done(some);
   }
 
-  /// What it ends is what the plan has and was not done: named by its slot, expert and, in a stream slot, copy.
+  /// Ends tasks that the plan has and that are not done, identified by slot, expert and, in a stream slot, copy.
   void done(const std::vector<Task>& tasks) {
     std::vector<Task> ended;
     for (const Task& t : tasks) {
       for (const Task& own : tasks_) {
         if (own.slot == no_slot || own.slot != t.slot || own.what != t.what || is_done(own)) continue;
         if (own.transient != t.transient || (own.transient && own.ready != t.ready)) continue;
-        if (own.transient && !link_.is_submitted(own.ready)) continue;  // its slot is still another's
+        if (own.transient && !link_.is_submitted(own.ready)) continue;  // its slot still belongs to another task
         done_.push_back(own);
         ended.push_back(own);
       }
@@ -316,7 +316,7 @@ class MistakenEngine {
     if (!right) before_.assign(core, core + core_bytes_);
     try {
       pipe_.done(tasks);
-    } catch (const UsageError&) {  // one of them has no place in this layer
+    } catch (const UsageError&) {  // one of the tasks has no place in this layer
       if (right) throw std::logic_error("done was right and is refused");
       if (std::memcmp(core, before_.data(), core_bytes_) != 0) {
         throw std::logic_error("a refused done has changed something");
@@ -367,7 +367,7 @@ class MistakenEngine {
     if (choices_.rarely(64)) t.ready = Ticket{std::uint64_t{choices_.byte()} << choices_.below(48)};
     waits(t);
   }
-  /// Questions that change nothing, also those that have no answer.
+  /// Asks questions that change nothing, including ones without an answer.
   void ask() {
     static const std::vector<std::uint16_t> some{0, 1, 2, 3, 5, 100, no_layer};
     const std::uint16_t distance = choices_.of(some), layer = choices_.of(some);
@@ -387,11 +387,11 @@ class MistakenEngine {
       case 3:
         return choices_.rarely(16) ? link_.fail_for_good() : link_.fail_once();
       default:
-        static_cast<void>(link_.seen());  // time goes by
+        static_cast<void>(link_.seen());  // lets time go by
     }
   }
 
-  /// A layer as it should be, and a step if there is none.
+  /// Runs a layer without mistakes, and begins a step if there is none.
   void whole_layer() {
     if (open_ != no_layer) finish(open_);
     take();
@@ -415,7 +415,7 @@ class MistakenEngine {
     return l == model_.layers + 2U ? no_layer : static_cast<std::uint16_t>(l);
   }
 
-  // What is true after every call.
+  // What must hold after every call
 
   Commands commands() const { return {link_.dropped, link_.submitted}; }
   void take() {
@@ -434,7 +434,7 @@ class MistakenEngine {
       }
       if (open_ == no_layer && there.is_leased(s)) throw test::Violation(2, "a lease outlives its layer");
     }
-    if (open_ != no_layer) return;  // the rest takes long
+    if (open_ != no_layer) return;  // the remaining checks take long
     for (std::uint16_t pool = 0; pool < config_.allotment.pools.size(); ++pool) {
       if (const std::string what = test::broken(pipe_.core().cache(pool)); !what.empty()) throw std::logic_error(what);
     }

@@ -1,4 +1,4 @@
-// A model's folder: config.json, a zero byte, and model.safetensors; some tokens of what is accepted.
+// A model's folder: config.json, a zero byte, and model.safetensors. If it is accepted, some tokens are run.
 #include "cpu/cpu_model.hpp"
 #include "ferry/error.hpp"
 #include "fuzz/fuzz.hpp"
@@ -57,7 +57,7 @@ std::vector<std::string> seeds() {
         type, [](const std::string& n) { return n.find("layers.1") == std::string::npos && n != "lm_head.weight"; });
     made.push_back(whole(c.config.dump(), test::safetensors_file(header.dump(), data)));
   }
-  // Of every family what its config.json says: what is made of it is refused for the weights that are not there.
+  // The config.json of every family, without weights: it is read, and then refused for their absence.
   for (const auto& family : std::filesystem::directory_iterator(data_directory().parent_path() / "tests/goldens/zoo")) {
     made.push_back(whole(content_of(family.path() / "config.json"), ""));
   }

@@ -1,5 +1,5 @@
-// A pipeline under an engine that makes mistakes and a link that may do all that links may. The input says how the model is,
-// what the stack is, and what both do.
+// A pipeline under an engine that makes mistakes, over a link that does anything that links may do. The input decides what the
+// model and the stack are, and what engine and link do.
 #include "ferry/pipeline.hpp"
 
 #include <functional>
@@ -11,7 +11,7 @@
 namespace ferry::fuzz {
 namespace {
 
-/// The host computes what is there, and what is not is loaded: of a layer's own experts some must stay and leave at once.
+/// The host computes residents, and misses are loaded, so that some of a layer's own experts must stay and leave at once.
 struct HostComputesResidents {
   static std::uint32_t split(Phase /*phase*/, View<const Request> misses) noexcept { return misses.size; }
   static Split split(Phase phase, View<const Request> resident, View<const Request> misses,

@@ -1,4 +1,4 @@
-// Random small traces x stacks x options x costs, checked; every case by its seed.
+// Checks random small traces with random stacks, options and costs. Each case is determined by its seed.
 //   soak AMOUNT           from a seed of the clock's choice; AMOUNT: seconds, or 1000000t for so many decoded tokens
 //   soak AMOUNT SEED      from that seed; with 0 seconds that one alone
 #include <sanitizer/common_interface_defs.h>
@@ -72,7 +72,7 @@ struct Case {
     const ModelShape& m = t.model;
     const std::uint32_t tokens = random.between(1, 40), prompt = random.chance(70) ? random.between(1, 12) : 0;
     const bool scores = random.chance(90), weights = random.chance(70), partial = random.chance(90);
-    const bool cut = prompt > 0 && !scores && random.chance(50);  // rows of a prompt that nobody recorded
+    const bool cut = prompt > 0 && !scores && random.chance(50);  // some rows of the prompt were not recorded
     t.ahead = static_cast<std::uint16_t>(random.chance(80) ? 4 : random.below(4));
     std::vector<std::vector<float>> popular, rows(m.layers);
     for (std::uint32_t l = 0; l < m.layers; ++l) popular.push_back(random.scores(m.experts, true));

@@ -1,4 +1,4 @@
-// Expert stores: what is opened, and every expert of those that are.
+// Expert stores: opens them, and reads every expert of those that are accepted.
 #include "fuzz/fuzz.hpp"
 #include "store/disk_store.hpp"
 #include "store/pack.hpp"
@@ -22,7 +22,7 @@ void read(const std::string& input) {
   }
 }
 
-/// The header's text, which is read before its checksum is looked at, or anything.
+/// Mutates the header's text, which is parsed before its checksum is compared, or any bytes.
 std::string mutate(const std::string& input, std::size_t most, std::uint64_t seed) {
   const std::size_t text = 24, end = std::min<std::size_t>(input.size(), 600);
   if (seed % 2 == 0 || input.size() < text) return mutate_bytes(input, most);

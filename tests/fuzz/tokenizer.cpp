@@ -43,7 +43,7 @@ void use(const Tokenizer& t, const std::string& text) {
   }
 }
 
-/// With some pieces alone, and what the first merges are made of: small ones are tried several times as often.
+/// Keeps only some pieces, and those that the first merges need: small files are tried several times as often.
 std::string few_pieces(const std::string& text) {
   constexpr std::size_t most = 48;
   Json json = Json::parse(text);

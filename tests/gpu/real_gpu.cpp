@@ -1,5 +1,5 @@
-// For tests that were written on the emulated CUDA, where there is a GPU: what they ask of the emulation that a GPU does
-// by itself. Tests that ask for more are left out by tests/gpu/run.
+// The emulation's controls on a real GPU, for tests that were written on the emulated CUDA. A GPU does some of what they ask
+// for by itself; tests/gpu/run leaves out the tests that need more.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,5 +1,5 @@
-// The virtual clock, the copy thread and CUDA agree: stepped in the clock's order, the others carry out exactly the same
-// decisions, and what lies in their slots at the end are the bytes of the experts that the core believes there.
+// The virtual clock, the copy thread and CUDA agree. If they are stepped in the clock's order, the others carry out exactly the
+// same decisions, and at the end their slots hold the bytes of the experts that the core believes are there.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -18,8 +18,8 @@ using namespace ferry::test;
 
 namespace {
 
-/// A virtual clock that makes another link carry the same copies, and says nothing has landed before it has on both, or
-/// before the device's work waits for it.
+/// A virtual clock that passes its copies on to another link. It reports a copy as landed only once it has landed on both, or
+/// once the device's work waits for it.
 template <class Other>
 class Stepped : public VirtualClock {
  public:
@@ -37,8 +37,7 @@ class Stepped : public VirtualClock {
   Seen seen() noexcept {
     const Seen s = VirtualClock::seen();
     if (s.demand_landed != Ticket::none) other_.wait(s.demand_landed);
-    auto last =
-        static_cast<std::uint64_t>(s.prefetch_landed);  // "up to here": the prefetch is the odd one there or before
+    auto last = static_cast<std::uint64_t>(s.prefetch_landed);  // prefetches have the odd tickets
     if (last > 1) other_.wait(Ticket{last - (last % 2 == 0 ? 1 : 0)});
     return s;
   }
@@ -65,7 +64,7 @@ struct ThreadBeside {
   HostThread link{memory, HostThread::Options{}};
 };
 
-/// CUDA, and what its device sees in its slots.
+/// CUDA, and its slots as its device sees them.
 struct CudaBeside {
   CudaBeside(const Allotment& slots, const SlotMemory::Source& source)
       : memory(slots, source, {.pinned = false, .poison = true}) {}
@@ -242,7 +241,7 @@ TEST_CASE("stepped in the clock's order, the host thread does the same, and the 
 }
 
 TEST_CASE("stepped in the clock's order, CUDA does the same, and the right bytes lie in its slots") {
-  for (std::uint64_t seed = 1; seed < 3; ++seed) {  // in other orders of its streams
+  for (std::uint64_t seed = 1; seed < 3; ++seed) {  // with other orders of the streams
     emulated::Options options;
     options.seed = seed;
     options.chunk_bytes = 64;

@@ -1,4 +1,4 @@
-// The checker must be able to fail: each violation, planted by hand, is caught under its own number.
+// Shows that the checker can fail: each violation, planted by hand, is caught under its own number.
 #include <doctest/doctest.h>
 
 #include <future>

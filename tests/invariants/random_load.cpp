@@ -23,7 +23,7 @@ std::uint32_t steps_in_all() {
 
 constexpr std::uint32_t steps_each = 40;
 
-/// The host computes what is there, and what is not is loaded, so that a layer's misses find its own residents as victims.
+/// The host computes residents, and misses are loaded, so that a layer's own residents become victims of its misses.
 struct HostsResidents {
   static std::uint32_t split(Phase, View<const Request> misses) noexcept { return misses.size; }
   static Split split(Phase phase, View<const Request> resident, View<const Request> misses, View<const Request>,
@@ -57,7 +57,7 @@ struct Contents {
 
 std::uint64_t copies_checked = 0, tasks_checked = 0;
 
-/// Every second run has prefetches that demand copies overtake.
+/// Lets demand copies overtake prefetches in every second run.
 std::uint32_t chunk_of(std::uint64_t seed) {
   return seed % 2 == 0 ? 0 : 48;
 }
@@ -108,11 +108,11 @@ Log virtual_run(std::uint64_t seed) {
   return link.log;
 }
 
-/// Bytes of experts, until one of them cannot be had.
+/// The experts' bytes, until one expert's cannot be had.
 class FailingSource {
  public:
   explicit FailingSource(const Contents& contents) : contents_(contents) {}
-  /// The nth request from now fails, and all behind it.
+  /// The nth request from now fails, and so do all after it.
   void fail(std::uint64_t nth) { left_ = nth; }
   View<const std::byte> operator()(Variant v) {
     if (left_ > 0 && --left_ > 0) return contents_.of(v);
@@ -192,7 +192,7 @@ Log thread_run(std::uint64_t seed) {
   return on.recorded.log;
 }
 
-/// What the device's stream saw in slots when it got there, held against the right bytes.
+/// Compares what the device's stream saw in slots, when it got there, with the right bytes.
 class StreamReads {
  public:
   StreamReads(const Stream& stream, const CudaSlots& slots, const Contents& contents)
@@ -262,7 +262,7 @@ class OnCuda {
     check();
     link.drain();
   }
-  /// What the device has read so far.
+  /// Checks what the device has read so far.
   void check() { reads_.check(); }
 
  private:
@@ -338,11 +338,11 @@ Log cuda_run(std::uint64_t seed) {
   return on.recorded.log;
 }
 
-/// The same core with what that link reported: same commands, to the last bit.
+/// Whether the same core, given what that link reported, gives the same commands, to the last bit.
 template <class StackT>
 bool replays(std::uint64_t seed, const Log& log, Kind kind) {
   Scenario<StackT> s(seed);
-  if (kind != Kind::clock) s.random.chance(10);  // the others draw one number more
+  if (kind != Kind::clock) s.random.chance(10);  // the other kinds draw one number more
   Replayed link(log.seen);
   OffloadPipeline<StackT, Replayed> pipe(s.config, link);
   drive(
@@ -352,7 +352,7 @@ bool replays(std::uint64_t seed, const Log& log, Kind kind) {
 
 template <class StackT>
 void many(Kind kind) {
-  const std::uint32_t runs = steps_in_all() / steps_each / 9;  // nine stacks share the steps
+  const std::uint32_t runs = steps_in_all() / steps_each / 9;  // at least nine stacks share the steps
   for (std::uint32_t seed = 0; seed < runs; ++seed) {
     CAPTURE(seed);
     const Log log = kind == Kind::clock    ? virtual_run<StackT>(seed)
@@ -496,8 +496,8 @@ bool has_stopped(LinkT& link) {
   }
 }
 
-/// Something breaks in the middle: who waits is told, nobody computes from wrong bytes before or after, nothing hangs.
-/// `calls_at_most`: of the one that breaks; fewer for a stack that copies less.
+/// Breaks something in the middle of a run: waits report it, nobody computes from wrong bytes, and nothing hangs.
+/// `calls_at_most`: the call that breaks is among so many; fewer for a stack that copies less.
 template <class Rig>
 void broken_in_the_middle(Broken what, std::uint32_t calls_at_most = 80) {
   constexpr std::uint32_t runs = 40;
@@ -524,7 +524,7 @@ void broken_in_the_middle(Broken what, std::uint32_t calls_at_most = 80) {
       }
     };
     run(&on.checker);
-    if (!failed || !has_stopped(on.link)) continue;  // it would have broken later, or the test's own call was it
+    if (!failed || !has_stopped(on.link)) continue;  // it would have broken later, or in the test's own call
     ++told;
     if constexpr (requires { on.check(); }) {
       if (what != Broken::device) on.check();
@@ -534,7 +534,7 @@ void broken_in_the_middle(Broken what, std::uint32_t calls_at_most = 80) {
     on.scenario.preload = false;
     run(nullptr);
   }
-  CHECK(told > runs / 4);  // half of them and more, but on a busy machine fewer prefetches begin, and so fewer fail
+  CHECK(told > runs / 4);  // usually more than half, but on a busy machine fewer prefetches begin, and so fewer fail
 }
 
 TEST_CASE("host thread: bytes that cannot be had in the middle of random load are no hang, and no wrong bytes") {

@@ -118,7 +118,7 @@ def losses(run):
 
 
 def each(runs, numbers):
-    """Zero and absent are one: neither is seen."""
+    """Treats zero and absent alike, since neither can be seen."""
     return {(name_of(run), key): value for run in runs for key, value in numbers(run).items() if value}
 
 
@@ -194,7 +194,7 @@ def check_hover(browser, charts, where):
         points = [(d, i) for d, s in enumerate(chart["datasets"]) for i in range(len(s["data"])) if value_of(s["data"][i])]
         number = lambda p: chart["datasets"][p[0]]["data"][p[1]]
         timeline = chart["section"] == "timeline"
-        if timeline:  # what is in its middle, once that is wide enough to be pointed at
+        if timeline:  # points at what is in its middle, once that is wide enough
             end = max(number(p)["x"][1] for p in points)
             dataset, index = min(points, key=lambda p: abs(sum(number(p)["x"]) - end))
             for _ in range(6):

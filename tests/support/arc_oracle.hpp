@@ -15,8 +15,8 @@ namespace ferry::test {
 /// T1 and T2 are the cache (seen once, seen more often), B1 and B2 remember whom those two evicted last.
 ///
 /// The paper's p is a real number that grows by |B2|/|B1| and shrinks by |B1|/|B2|, and REPLACE asks whether |T1| = p.
-/// In a double thirds and sevenths rarely add up to a whole again, and sooner or later another victim is chosen. So p
-/// counts in parts of 1/lcm(1..36) here, which is exact: there are at most c ghosts, so the divisor is at most c/2.
+/// In a double, thirds and sevenths rarely add up to a whole again, which sooner or later changes a victim. So p counts in
+/// parts of 1/lcm(1..36) here, which is exact: there are at most c ghosts, so the divisor is at most c/2.
 class ArcOracle {
  public:
   using Keys = std::list<std::uint64_t>;  ///< the most recently used in front

@@ -5,7 +5,7 @@
 
 namespace ferry::test {
 
-/// What derives from it has `plan` and `run`.
+/// Derived classes implement `plan` and `run`.
 class BareRunner : public engine::ExpertRunner {
  public:
   void begin_step(Phase /*phase*/, const std::vector<std::uint32_t>& /*sequences*/) override {}

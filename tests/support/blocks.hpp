@@ -1,5 +1,5 @@
 /// @file
-/// Blocks of a checkpoint's with any codes.
+/// A checkpoint's blocks with random codes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ferry::test {
 
-/// Fills a matrix with weights of up to some 30, none of which is infinite or no number.
+/// Fills a matrix with weights of up to about 30, none of which is infinite or NaN.
 inline void fill_blocks(const BlockLayout& m, std::byte* to, Random& random) {
   const std::uint32_t bytes = block_bytes(m.type);
   const auto half = [&](std::byte* at, std::uint32_t above = 0) {  // 1/64 to 1/32, or 2^above times that

@@ -24,9 +24,9 @@ struct Driven {
   std::uint32_t slots = 0;      ///< that were evicted at least once
 };
 
-/// Calls `a` and `b` as the core does: steps of all the pool's layers, experts that are there first, then misses, then
-/// a prefetch for the next layer. Some uses are served by another pool at low precision. Some victims are not taken.
-/// Optional hooks are called where they are declared, noexcept included.
+/// Calls `a` and `b` as the core does: steps through all the pool's layers, with resident experts first, then misses, then a
+/// prefetch for the next layer. Some uses are served by another pool at low precision, and some victims are not taken.
+/// Optional hooks are called if they are declared, noexcept included.
 template <class A, class B>
 Driven drive(A& a, B& b, std::uint64_t seed, const Drive& d = {}) {
   Random random(seed);
@@ -99,7 +99,7 @@ Driven drive(A& a, B& b, std::uint64_t seed, const Drive& d = {}) {
         both([&](auto& c) {
           if constexpr (part::SeesUse<std::remove_reference_t<decltype(c)>>) c.used(v);
         });
-        if (v.precision != Precision::full) continue;  // lives elsewhere
+        if (v.precision != Precision::full) continue;  // lives in another pool
         const std::uint32_t slot = slot_of(v);
         if (slot == no_slot) {
           missing.push_back(v);
@@ -130,7 +130,7 @@ Driven drive(A& a, B& b, std::uint64_t seed, const Drive& d = {}) {
   return result;
 }
 
-/// The uses that a policy was told of, as a plain list: the naive reference for everything that counts them.
+/// The uses that a policy was told of, as a plain list, from which naive references count.
 class UseList {
  public:
   void reset() {
@@ -161,7 +161,7 @@ class UseList {
   std::uint32_t step_ = 0;
 };
 
-/// The slots of a naive reference, and the one with the least worth.
+/// The slots of a naive reference, and how it finds the one that is worth least.
 class SlotList {
  public:
   explicit SlotList(std::uint32_t slots) : experts_(slots) {}

@@ -9,12 +9,12 @@
 
 namespace ferry::test {
 
-/// Calls the policy as the core does, without leases, prefetches and other precisions: each request is a step of its
-/// own. Free slots are filled from the lowest on; a refused expert is served and not kept.
+/// Calls the policy as the core does, but without leases, prefetches and other precisions: each request is its own step.
+/// The lowest free slots are filled first. A refused expert is served, but not kept.
 template <class Cache>
 class CacheSimulator {
  public:
-  /// `cache` was placed for a pool of `slots` slots and is asked nothing by anyone else.
+  /// `cache` was placed for a pool of `slots` slots, and nobody else calls it.
   CacheSimulator(Placed<Cache>& cache, std::uint32_t slots) : cache_(cache), nothing_barred_(slots, 0), slots_(slots) {}
 
   /// True: a hit.

@@ -10,7 +10,7 @@
 
 namespace ferry::test {
 
-/// One copy at a time, demand first, and only when it is let. Slots hold variants instead of bytes.
+/// Makes one copy at a time, demand first, and only when it is told to. Slots hold variants instead of bytes.
 class CommandWorker {
  public:
   explicit CommandWorker(std::uint32_t slots) : slots_(slots, Variant{{0, no_expert}, Precision::skip}) {}
@@ -35,7 +35,7 @@ class CommandWorker {
       }
     }
   }
-  /// Carries one copy out; false if there is none.
+  /// Carries out one copy; false if there is none.
   bool copy_one() {
     std::deque<Copy>& queue = demand_.empty() ? prefetch_ : demand_;
     if (queue.empty()) return false;

@@ -1,7 +1,7 @@
 /// @file
 /// Watches a pipeline from outside and throws when an invariant of docs/design.md is broken.
 ///
-/// It shares no code with Residency: it believes nothing but the commands, plans and fences that it is shown.
+/// It shares no code with Residency, and only relies on the commands, plans and fences that it is shown.
 #pragma once
 #include <map>
 #include <optional>
@@ -57,7 +57,7 @@ class InvariantChecker {
     rows_ = rows;
   }
 
-  /// A plan and the commands that came with it.
+  /// Checks a plan, and the commands that came with it.
   void plan(std::uint16_t layer, const Plan& plan, const Commands& commands) {
     waiting_.clear();
     layer_ = layer;
@@ -77,13 +77,13 @@ class InvariantChecker {
       }
       use(t, in_use);
     }
-    for (Slot& s : slots_) {  // what was prefetched there and is not asked for gives its slot up
+    for (Slot& s : slots_) {  // a prefetched expert that is not asked for gives up its stream slot
       if (s.stream && !s.reading) s.what.reset();
     }
     commands_of(commands, true);
     for (const Task& t : plan.arriving) {
       if (t.freed_by != no_task) continue;
-      // Invariant 4: it waits for the copy that brings its expert, also if that is a prefetch in flight.
+      // Invariant 4: a task waits for the copy that brings its expert, even if that is a prefetch in flight.
       if (slots_[t.slot].ticket != t.ready) throw Violation(4, "a task waits for another copy than its slot's");
       if (!(slots_[t.slot].what == t.what)) throw Violation(1, "a task's slot is promised to another expert");
     }
@@ -134,9 +134,9 @@ class InvariantChecker {
     commands_of(commands, false);
   }
 
-  /// The link's own log, in the order in which it carried copies out. Invariant 4: for each demand copy,
-  /// `begun` holds how far prefetches had begun when it was submitted; no other may have gone before it. A prefetch that was
-  /// overtaken is there more than once, and no later one in between.
+  /// Checks the order in which the link's log says that it carried out copies. Invariant 4: `begun` holds, for each demand
+  /// copy, how far prefetches had begun when it was submitted; no later one may have gone before it. A prefetch that was
+  /// overtaken has several entries, with no later prefetch in between.
   static void service_order(const std::vector<Span>& link_spans, const std::map<Ticket, Ticket>& begun) {
     Ticket latest_prefetch = Ticket::none, latest_demand = Ticket::none;
     for (const Span& s : link_spans) {

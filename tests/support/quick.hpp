@@ -1,5 +1,5 @@
 /// @file
-/// Whether tests are to do less: under sanitizers and valgrind, which look for other mistakes than wrong numbers.
+/// Whether tests should do less, as under sanitizers and valgrind, which look for other mistakes than wrong numbers.
 #pragma once
 #include <cstdlib>
 

@@ -18,7 +18,7 @@
 
 namespace ferry::test {
 
-// Policies that only tests want: they reach the parts of the core that the first stacks leave alone.
+// Policies for tests only, which reach parts of the core that the first stacks do not use.
 
 /// High, low, or skip, by a hash of the expert: the same each time.
 struct MixedPrecision {
@@ -33,7 +33,7 @@ struct MixedPrecision {
   FERRY_HD std::uint8_t precisions() const noexcept { return 1U << 0U | 1U << 2U | 1U << 4U; }
 };
 
-/// Every third miss runs on the host.
+/// In decode the host computes the last third of the misses.
 struct SomeOnHost {
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
     return phase == Phase::decode ? misses.size - misses.size / 3 : misses.size;
@@ -53,7 +53,7 @@ struct Reversed {
 
 using LossyStack = Stack<CrossLayerGate, Lru, MixedPrecision, Schedule<NoLimit, Reversed, SomeOnHost>, TopK>;
 
-/// What a core was told and answered, for replays.
+/// What a core was told, and what it answered, for replays.
 struct Log {
   std::vector<Seen> seen;                            ///< in order of the calls of Link::seen
   std::uint64_t commands = 14695981039346656037ULL;  ///< FNV-1a over every drop and submit
@@ -71,7 +71,7 @@ struct Log {
   }
 };
 
-/// Passes everything on, and writes down what matters.
+/// Passes everything on to a link, and records what matters.
 template <class LinkT>
 class Recorded {
  public:
@@ -81,7 +81,7 @@ class Recorded {
     log.add(c);
     if (preloads != nullptr) preloads->push_back(c);
     link_.submit(c);
-    if (c.demand) begun[c.ticket] = link_.seen().prefetch_begun;  // after it is in the queue
+    if (c.demand) begun[c.ticket] = link_.seen().prefetch_begun;  // taken once the copy is in the queue
   }
   void drop(Ticket t) noexcept {
     log.add(static_cast<std::uint64_t>(t));
@@ -102,7 +102,7 @@ class Recorded {
   LinkT& link_;
 };
 
-/// Answers as another link did: the same core must give the same commands.
+/// Answers as another link did, so the same core must give the same commands.
 class Replayed {
  public:
   explicit Replayed(const std::vector<Seen>& seen) : seen_(seen) {}
@@ -140,7 +140,7 @@ struct Scenario {
     if (hybrid) config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 16;
     config.model.renormalise = renormalise_if(random.chance(50));
     for (Nanoseconds& ns : config.copy_ns) ns = random.below(200);
-    if constexpr (part::WeighsLayers<typename StackT::scheduler>) {  // so that every way to place a layer is taken
+    if constexpr (part::WeighsLayers<typename StackT::scheduler>) {  // so that every way of placing a layer is tried
       if (random.chance(80)) {
         const Nanoseconds device = random.between(1, 100), host = random.between(1, 100);
         for (Nanoseconds& ns : config.costs.device_ns) ns = device;

@@ -21,7 +21,7 @@ inline ModelShape model(std::uint16_t layers, std::uint16_t experts, std::uint16
   return m;
 }
 
-/// Of one expert, at its best precision.
+/// The bytes of one expert at its best precision.
 inline std::uint64_t largest_bytes(const ModelShape& model) {
   std::uint64_t most = 0;
   for (const ExpertBytes& b : model.expert_bytes) most = std::max(most, *std::max_element(b.begin(), b.end()));

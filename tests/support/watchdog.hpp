@@ -12,10 +12,10 @@
 
 namespace ferry::test {
 
-/// Bites unless it is gone in time. By default that ends the program, and doctest names the case.
+/// Calls `bite` unless it is destroyed in time. By default that ends the program, and doctest names the case.
 class Watchdog {
  public:
-  /// Hundreds of times what a link's tests take, since sanitizers, valgrind and other work on the machine slow them down.
+  /// Hundreds of times longer than a link's tests take, since sanitizers, valgrind and other work slow them down.
   static constexpr std::chrono::milliseconds patience{60'000};
 
   explicit Watchdog(std::chrono::milliseconds limit = patience, std::function<void()> bite = end_program)

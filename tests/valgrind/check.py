@@ -24,14 +24,14 @@ FILES = {"library": ["tests/ferry/**/*.cpp", "tests/contracts/*.cpp", "tests/cud
          "cuda": ["tests/engine/cuda/*.cpp", "tests/emulated_cuda/test.cpp"]}
 LEFT_OUT = {"engine": ["tests/engine/cuda/*", "tests/engine/fixtures/*"]}
 SUITES = "whole-models,whole-models-on-threads"
-# Minutes each, of arithmetic that other cases do as well; and one that counts by an operator new of its own, in whose place
-# valgrind puts another.
+# These take minutes each, with arithmetic that other cases also do; and one counts by its own operator new, which valgrind
+# replaces.
 CASES = ",".join(["no random run beats the bounds*", "in the mean a row and layer spends what it may*",
                   "what one step spends at once is owed*", "no stack allocates after construction"])
-# What the kernel writes by io_uring valgrind takes for never written: without a ring the engine reads by pread.
+# valgrind takes memory that the kernel writes by io_uring for uninitialised. Without a ring the engine reads by pread.
 NO_RING = """#include <errno.h>
 int io_uring_queue_init(unsigned n, void* ring, unsigned flags) { (void)n, (void)ring, (void)flags; return -ENOSYS; }"""
-# A status of its own, which no test and no command ends with.
+# A status that no test and no command ends with.
 FOUND = 99
 VALGRIND = ["valgrind", "--quiet", f"--error-exitcode={FOUND}", "--leak-check=full", "--errors-for-leak-kinds=definite",
             "--fair-sched=try", "--num-callers=30"]
@@ -39,7 +39,7 @@ VALGRIND = ["valgrind", "--quiet", f"--error-exitcode={FOUND}", "--leak-check=fu
 
 def build(parts):
     """Debug, so that asserts and poison are there; valgrind 3.19 cannot read clang's DWARF 5."""
-    # What was built with the engine once stays so: the other way round all would be built again.
+    # A folder that was built with the engine stays so, since switching back would build everything again.
     cache = BUILD / "CMakeCache.txt"
     had = cache.is_file() and "FERRY_BUILD_ENGINE:BOOL=ON" in cache.read_text()
     engine = "ON" if had or set(parts) & {"commands", "engine", "cuda"} else "OFF"
@@ -54,13 +54,13 @@ def build(parts):
 
 
 def rows(parts, inputs):
-    """Name, command and statuses that are right, of all that is to be run."""
+    """The name, command and expected statuses of everything that is to be run."""
     for part in parts:
         if part == "commands":
             ferry = BUILD / "reference_engine/ferry"
             common.make_inputs(ferry, inputs)
             for c in common.commands(inputs):
-                if c.name != "serve":  # which does not end by itself
+                if c.name != "serve":  # a server does not end by itself
                     yield f"ferry {c.name}", [ferry, *map(str, c.arguments)]
             continue
         program = BUILD / "tests" / TARGETS[part]

@@ -31,8 +31,8 @@ inline constexpr auto schedules = std::tuple{
     Named<stacks::HobbitSchedule>{"first-miss"}, Named<Schedule<NoLimit, BatchSizeOrder, TwoPointer>>{"two-pointer"}};
 inline constexpr auto routers = std::tuple{Named<TopK>{"top-k"}, Named<ExpertCacheRouter>{"expert-cache"}};
 
-/// What makes no sense is left out: limits on prefetches without a predictor, and substitutes for experts that importance
-/// or popularity shrinks already.
+/// Leaves out combinations that make no sense: limits on prefetches without a predictor, and substitutes for experts that
+/// importance or popularity shrinks already.
 template <class P, class Q, class S, class R>
 consteval bool sensible() {
   constexpr bool limits_prefetch = std::is_same_v<S, stacks::FateSchedule> || std::is_same_v<S, stacks::HobbitSchedule>;

@@ -1,11 +1,11 @@
-// What `bench/run own` takes where no file is named: a policy of an engine's own in a stack with parts of Ferry's.
+// What `bench/run own` measures if no file is named: an engine's own policy in a stack with parts of Ferry's.
 #include "decide/own/own.hpp"
 
 namespace {
 
 using namespace ferry;
 
-/// Evicts the expert that came first, but one that was used since is passed over once.
+/// Evicts the expert that has been there longest, but passes over one that was used since, once.
 class SecondChance {
  public:
   void reserve(Carver& carve, const PoolShape& pool) { carve(used_, pool.slots, std::uint8_t{0}); }

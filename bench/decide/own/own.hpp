@@ -1,5 +1,5 @@
 /// @file
-/// What a file that is given to `bench/run own` defines.
+/// The function that a file for `bench/run own` has to define.
 #pragma once
 #include "decide/layer_benchmark.hpp"
 

@@ -31,11 +31,13 @@ class CopyTimes {
 };
 
 /// Notes a copy as the last of its kind. A pipeline's tickets ascend. Those of another pipeline would count as landed long
-/// ago, and so they stop the link.
-inline void note_submitted(Ticket ticket, Ticket& last, std::string& failed) {
-  if (ticket <= last && failed.empty())
-    failed = "the link has served another pipeline, expected one of its own for each";
+/// ago, and so they stop the link. True: it is another's, and what the link
+/// has told of landed copies so far is not of its own.
+inline bool note_submitted(Ticket ticket, Ticket& last, std::string& failed) {
+  const bool of_another = ticket <= last;
+  if (of_another && failed.empty()) failed = "the link has served another pipeline, expected one of its own for each";
   last = ticket;
+  return of_another;
 }
 
 /// Throws LinkError for a wait that would never end. `last`: the last ticket of its kind (demand or prefetch) submitted.

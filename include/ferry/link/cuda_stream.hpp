@@ -177,7 +177,7 @@ class CudaStream {
   void submit(const Copy& copy) noexcept {
     const std::lock_guard lock(mutex_);
     (copy.demand ? demand_ : prefetch_).push_back(copy);
-    detail::note_submitted(copy.ticket, copy.demand ? last_demand_ : last_prefetch_, failed_);
+    if (detail::note_submitted(copy.ticket, copy.demand ? last_demand_ : last_prefetch_, failed_)) told_ = {};
     wake_.notify_one();  // not at every call: there may be millions
     move_on(copy.demand ? Last::may_stay : Last::goes);
   }

@@ -72,7 +72,7 @@ class HostThread {
       const std::lock_guard lock(mutex_);
       if (!writes(copy.slot)) memory_.poison(copy.slot);
       (copy.demand ? demand_ : prefetch_).push_back(copy);
-      detail::note_submitted(copy.ticket, copy.demand ? last_demand_ : last_prefetch_, failed_);
+      if (detail::note_submitted(copy.ticket, copy.demand ? last_demand_ : last_prefetch_, failed_)) shared_ = true;
     }
     call();
   }
@@ -86,6 +86,7 @@ class HostThread {
 
   Seen seen() noexcept {
     const std::lock_guard lock(mutex_);
+    if (shared_) return {};  // tickets of the one pipeline tell nothing of the other's
     Seen s{demand_landed_, last_prefetch_, last_prefetch_};
     if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = detail::ticket_before(prefetch_.front().ticket);
     if (overtaken_) s.prefetch_landed = detail::ticket_before(overtaken_->copy.ticket);
@@ -320,6 +321,7 @@ class HostThread {
   std::atomic<std::uint64_t> calls_{0};  ///< that may have brought something to do
   std::atomic<bool> sleeps_{false};      ///< the thread has to be woken
   bool busy_ = false, stop_ = false;
+  bool shared_ = false;   ///< another pipeline has submitted to it
   bool dropped_ = false;  ///< what is on the link ends behind its chunk
   std::string failed_;    ///< why the link stopped
   Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;

@@ -75,7 +75,7 @@ class VirtualClock {
     advance(now_);
     if (memory_ != nullptr && !writing(copy.slot)) memory_->poison(copy.slot);
     waiting_.push({copy, std::max(now_, reached(copy.after)), bytes_of(copy.what)});
-    detail::note_submitted(copy.ticket, copy.demand ? last_demand_ : last_prefetch_, failed_);
+    if (detail::note_submitted(copy.ticket, copy.demand ? last_demand_ : last_prefetch_, failed_)) told_ = {};
   }
 
   void drop(Ticket ticket) noexcept {

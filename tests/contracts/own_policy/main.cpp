@@ -1,4 +1,4 @@
-// Policies and a link of an engine's own, tried by the contracts that the library's keep; doctest is all that it takes:
+// An engine's own policies and link, tried by the contracts that the library's keep. It needs no library but doctest:
 //   g++ -std=c++20 -I include -I tests tests/contracts/own_policy/main.cpp -o own_policy && ./own_policy
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
@@ -21,7 +21,7 @@ namespace {
 
 using namespace ferry;
 
-/// CLOCK: a hand goes round, and takes the first slot that was not used since it came by.
+/// CLOCK: a hand goes round and takes the first slot that was not used since the hand was there last.
 class SecondChance {
  public:
   void reserve(Carver& carve, const PoolShape& pool) { carve(used_, pool.slots, std::uint8_t{0}); }
@@ -49,7 +49,7 @@ class SecondChance {
 };
 static_assert(CachePolicy<SecondChance>);
 
-/// The surest two experts of what Fate predicts.
+/// Names only the two surest of the experts that Fate predicts.
 struct SurestTwo : CrossLayerGate {
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
     CrossLayerGate::predict(phase, scores, out);
@@ -58,7 +58,7 @@ struct SurestTwo : CrossLayerGate {
 };
 static_assert(Predictor<SurestTwo>);
 
-/// Prefetches cross as INT4, what is needed now as it is.
+/// Prefetches in INT4, and copies on demand at full precision.
 struct SmallAhead {
   FERRY_HD void select(Phase /*phase*/, bool demand, View<Request> requests) const noexcept {
     for (Request& r : requests) r.want.precision = demand ? Precision::full : Precision::int4;
@@ -67,7 +67,7 @@ struct SmallAhead {
 };
 static_assert(QuantSelector<SmallAhead>);
 
-/// The order that the gate says, backwards.
+/// The gate's choice in reverse order.
 struct WorstFirst : TopK {
   FERRY_HD void route(Phase phase, const Scores& scores, View<const State> present, Out<Route>& out) const noexcept {
     const std::uint32_t first = out.size;
@@ -81,7 +81,7 @@ struct WorstFirst : TopK {
 };
 static_assert(ExpertRouter<WorstFirst>);
 
-/// Copies at once, on the thread that asks: a prefetch, too, and so nothing is ever taken back.
+/// Copies at once, on the calling thread. That is true of prefetches, too, so nothing is ever taken back.
 class Blocking {
  public:
   void submit(const Copy& copy) noexcept {

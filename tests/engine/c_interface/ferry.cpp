@@ -27,7 +27,7 @@ constexpr std::uint32_t max_rows = 6;
 constexpr std::uint64_t sizes[precision_count] = {0, 640, 1152, 2176, 4096};
 constexpr double copy_rate = 4e9;
 
-/// What a link was told: the ticket of a copy with all else of it, of a drop or a fence its number.
+/// What a link was told: the ticket of a copy and all else of it, or the number of a drop or a fence.
 struct Told {
   char what;
   std::uint64_t number;
@@ -38,7 +38,7 @@ struct Told {
   }
 };
 
-/// Copies land some time later, by chance; whoever waits makes them land.
+/// Copies land some time later, at random; a wait makes them land.
 class ChanceLink {
  public:
   explicit ChanceLink(std::uint32_t seed) : random_(seed) {}
@@ -81,7 +81,7 @@ class ChanceLink {
       begun_ = false;
     }
   }
-  /// Prefetches are numbered by odd tickets: before the first that is queued, all are over.
+  /// Prefetches have odd tickets, so all before the first that is queued are over.
   Seen sample() noexcept {
     const auto before = [](Ticket t) { return static_cast<Ticket>(static_cast<std::uint64_t>(t) - 2); };
     if (prefetch_.empty()) {
@@ -214,7 +214,7 @@ std::string thrown_by(const Call& call) {
   }
 }
 
-/// Whether the compiler lets this pipeline be given routes; one of no certain type says so when it runs.
+/// Whether this pipeline's type allows routes. A pipeline without its types only says so at run time.
 template <class Pipe>
 constexpr bool may_take_routes() {
   if constexpr (requires { typename Pipe::Stack; }) {
@@ -315,7 +315,7 @@ std::uint32_t drive(ferry_pipeline* c, ChanceLink& c_link, Pipe& cpp, ChanceLink
         cpp.abandon();
         break;
       }
-      if (chance(40)) break;  // and begin_step finds a layer that is not finished
+      if (chance(40)) break;  // so that begin_step finds an unfinished layer
       agree(ferry_done(c, c_plan.resident, c_plan.resident_count), thrown_by([&] { cpp.done(plan.resident); }));
       for (std::uint32_t i = 0; i < plan.arriving.size; ++i) {
         agree(ferry_wait(c, &c_plan.arriving[i]), thrown_by([&] { cpp.wait(plan.arriving[i]); }));
@@ -375,7 +375,7 @@ Opened open(const ferry_options& options, const ferry_link* link) {
   return Opened(pipe);
 }
 
-/// A stack's own type, set up as its header says.
+/// The stack as a template, set up as its header says.
 template <class S>
 void compare_with_template(const char* name) {
   CAPTURE(name);
@@ -449,7 +449,7 @@ TEST_CASE("every named stack decides through C as it does through AnyPipeline") 
 
 namespace {
 
-/// What was taken of a pipeline without a link, as a link would have noted it.
+/// The commands taken from a pipeline without a link, in the form in which a link would have noted them.
 std::vector<Told> taken(ferry_pipeline* pipe) {
   const ferry_command* commands = nullptr;
   std::uint32_t count = 0;

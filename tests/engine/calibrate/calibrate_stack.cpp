@@ -25,7 +25,7 @@ using namespace ferry;
 using namespace ferry::engine;
 using namespace ferry::test;
 
-/// A loss that falls as T1 and T2 rise, and bytes that rise, with many equal values: sums over quarters of the grid.
+/// A loss that falls, and bytes that rise, with T1 and T2: sums over quarters of the grid, with many equal values.
 struct Surface {
   std::uint32_t steps;
   std::vector<std::vector<ChoiceCost>> at;  ///< [t1][t2]
@@ -71,7 +71,7 @@ TEST_CASE("the thresholds that are found are the best of all, in no more measure
     CHECK(best.cost.loss_percent <= most);
     CHECK(best.t1 <= best.t2);
   }
-  // The neutral pair alone is good enough: everything else was tried in vain.
+  // Only the neutral pair is good enough, so all other measurements are in vain.
   const auto neutral = find_thresholds(4, 1, [](double t1, double, std::uint32_t) {
     return ChoiceCost{t1 < 1 ? 2.0 : 0.0, 1};
   });
@@ -92,7 +92,7 @@ TEST_CASE("the number that is found is the largest that loses no more, and was m
       ++measured;
       return ChoiceCost{step < good ? 1.0 : 1.1, 0};
     });
-    CHECK(promised <= 1);  // what was promised at any time is not far from what came
+    CHECK(promised <= 1);  // how many were said to be left was right to within one
     CHECK(measured + 1 >= static_cast<std::uint32_t>(std::bit_width(last + 1)));
     REQUIRE(found.best.has_value() == (good > 0));
     if (found.best) CHECK(found.tried[*found.best].step == good - 1);
@@ -111,7 +111,7 @@ TEST_CASE("a search that is stopped keeps what it has, and says so") {
     CHECK(pair.stopped);
     CHECK(pair.tried.size() == runs);
     CHECK(pair.best.has_value() == (runs > 0));
-    if (pair.best) CHECK(*pair.best == 0);  // T2 falls, and here copies grow
+    if (pair.best) CHECK(*pair.best == 0);  // T2 falls during the search, and here bytes grow
     left = std::min(runs, 3U);
     const auto number = find_largest(100, 1, [&](std::uint32_t step, std::uint32_t) -> std::optional<ChoiceCost> {
       if (stops()) return {};
@@ -316,7 +316,7 @@ TEST_CASE("calibrated thresholds lose what the file says, and their file runs") 
   CHECK(eval["change_percent"] == best["loss_percent"]);
   CHECK(eval["decode"]["bytes"] == best["decode_bytes"]);
 
-  // INT4 alone loses something: no share of INT2 will do.
+  // INT4 alone loses something, so no share of INT2 is good enough.
   const Shell none = ferry_command("calibrate precision --stack fate --loss 0 --model tiny-mixtral --text " + at +
                                    "/text --out " + at + "/none.json");
   CAPTURE(none.out);
@@ -374,7 +374,7 @@ TEST_CASE("calibrated weights and boundaries cost what a simulation says, and no
   }
   CHECK(simulate("fate+cache --shallow-layers 3")["decode"]["tpot_s"] == tried[3]["tpot_s"]);
 
-  // Where the host computes what is missing nothing is loaded, so no weights are better than the default.
+  // If the host computes all misses, nothing is loaded, and no weights are better than the default.
   r = ferry_command("calibrate cache-weights --stack hobbit-cooperative" + trace + "--out " + at + "/c.json");
   REQUIRE(r.status == 0);
   CHECK(read_json(folder.path() / "c.json")["parameters"]["cache-weights"] == Json({700, 100, 100, 100}));
@@ -440,7 +440,7 @@ TEST_CASE("a calibrated loss-rate is the least at which no text loses more, and 
   for (const Json& tried : file["calibrated"]["tried"]) {
     CHECK((tried["loss_percent"] > 2.0) == (tried["loss-rate"] < file["parameters"]["loss-rate"]));
   }
-  // Of both texts the one that loses more counts, by its bits or by its divergence.
+  // The text that loses more decides, by its bits or by its divergence.
   double most = 0;
   for (const std::string text : {"sum", "program"}) {
     REQUIRE(ferry_command("eval --model tiny-mixtral --bytes 100 --budget 100% --stacks " + at + "/s.json --text " +
@@ -526,7 +526,7 @@ TEST_CASE("an interrupted calibration writes the best so far, and how it was fou
   write_file(folder.path() / "text", std::string(1'000, 'a') + std::string(1'000, 'b'));
   REQUIRE(ferry_command("trace record --model tiny-mixtral --window 100 --text " + at + "/text --out " + at + "/t.st")
               .status == 0);
-  // Interrupted once some of the 286 mixtures are measured, which it says.
+  // Interrupts it once it says that some of the 286 mixtures are measured.
   const std::string calibrate = "calibrate cache-weights --trace " + at + "/t.st --stack ", err = at + "/err";
   const Shell r = shell("touch " + err + "; " + test::ferry_program() + " " + calibrate + "hobbit --out " + at +
                         "/out.json 2>" + err + " & p=$!; while kill -0 $p && ! grep -q mixtures: " + err +

@@ -56,7 +56,7 @@ TEST_CASE("a gate that made the targets is found, from another and whatever the 
     CHECK(after.divergence < 1e-3);
     CHECK(after.recall > 0.97);
     CHECK(train_gate(x, targets, begin, training) == found);
-    // A softmax does not see what all experts have in common; apart from that the gate is the one that made them.
+    // A softmax ignores what all experts have in common. Apart from that, the gate is the one that made the targets.
     const Matrix off = (found - truth).rowwise() - (found - truth).colwise().mean();
     CHECK(off.cwiseAbs().maxCoeff() < 0.1);
   }

@@ -1,4 +1,4 @@
-// Weights that config.json denies are refused, and those that it does not ask for are not needed.
+// Weights that contradict config.json are refused; weights that it does not ask for are not needed.
 #include "checkpoint/agreement.hpp"
 
 #include <doctest/doctest.h>
@@ -27,7 +27,7 @@ std::string refused(const TinyCheckpoint& c) {
   return refused_folder(folder.path());
 }
 
-/// With embeddings that also give the logits, which lm_head.weight repeats.
+/// A checkpoint whose embeddings also make the logits, and whose lm_head.weight repeats them.
 TinyCheckpoint tied() {
   TinyCheckpoint c;
   c.config["tie_word_embeddings"] = true;

@@ -1,4 +1,4 @@
-// Files from strangers: each lie gets one line that names the file, the field and what was expected.
+// Files from strangers: each false statement gets one line that names the file, the field and what was expected.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -240,7 +240,7 @@ TEST_CASE("one file or shards, f32, f16 or bf16: the same model") {
   c.write(whole.path());
   c.write_sharded(sharded.path());
   CHECK(logits(whole.path()) == logits(sharded.path()));
-  // Rounding the weights first and storing them wide gives the same as storing them narrow.
+  // Storing weights narrowly gives the same as rounding them first and storing them wide.
   for (const std::string type : {"F16", "BF16"}) {
     const TemporaryFolder narrow, wide;
     TinyCheckpoint rounded = c;

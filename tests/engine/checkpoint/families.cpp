@@ -1,4 +1,4 @@
-// What configs of many families say, in ways that hub files and transformers have of saying it; and what is refused or named.
+// What the configurations of many families say, in the forms of hub files and of transformers; and what is refused or named.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -51,7 +51,7 @@ TEST_CASE("families that are not computed are refused by name, with what they ne
   CHECK(says(refused_family("mixtral", {{"architectures", {"LlamaForCausalLM"}}}),
              {"one of Afmoe, Deepseek, DeepseekV2, ", "Xverse with ForCausalLM behind it, or Gemma4, ",
               "Qwen3VLMoe, Qwen3_5Moe with ForConditionalGeneration", "got [\"LlamaForCausalLM\"]"}));
-  // Whatever else their files say, or spell in another way.
+  // The name decides, whatever else the files say or spell differently.
   const Json dbrx = {{"architectures", {"DbrxForCausalLM"}}, {"d_model", 64}, {"n_layers", 2}};
   CHECK(says(refusal("config.json", [&] { static_cast<void>(config_from(dbrx, "config.json")); }),
              {"DbrxForCausalLM has its fused attention and experts"}));
@@ -64,7 +64,7 @@ TEST_CASE("what a file does not say is as transformers has it") {
     std::uint32_t end_token;
   };
   constexpr std::uint32_t none = no_token;
-  // Of transformers 5.23: AutoConfig.for_model(model_type).
+  // As in transformers 5.23: AutoConfig.for_model(model_type).
   for (const Absent& one :
        {Absent{"deepseek_v2", 1e-6, 2}, Absent{"deepseek_v3", 1e-6, 1}, Absent{"dots1", 1e-6, none},
         Absent{"ernie4_5_moe", 1e-5, 2}, Absent{"flex_olmo", 1e-6, 100257}, Absent{"glm4_moe", 1e-5, none},
@@ -75,7 +75,7 @@ TEST_CASE("what a file does not say is as transformers has it") {
         Absent{"qwen3_5_moe", 1e-6, none}, Absent{"glm4_moe_lite", 1e-5, 1}, Absent{"exaone_moe", 1e-5, 53},
         Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none}, Absent{"afmoe", 1e-5, none},
         Absent{"lfm2_moe", 1e-5, 2}, Absent{"gemma4", 1e-6, 1}, Absent{"granitemoehybrid", 1e-6, 2},
-        // Of their published configuration files; what ends a text of XVERSE-MoE is not known.
+        // As in their published configuration files. What ends a text of XVERSE-MoE is not known.
         Absent{"deepseek_moe", 1e-6, 100001}, Absent{"xverse_moe", 1e-6, none}}) {
     CAPTURE(one.family);
     const Json gone = left_out;
@@ -105,7 +105,7 @@ TEST_CASE("configs of transformers 4: rope at the top level") {
       8);
   CHECK(read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}}).rope.width == 16);  // the family's own half
   CHECK(read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}, {"partial_rotary_factor", nullptr}})
-            .rope.width == 32);  // as transformers reads a null
+            .rope.width == 32);  // transformers reads a null like this
   CHECK(says(refused_family("mixtral", {{"partial_rotary_factor", 0.5}}),
              {"field \"partial_rotary_factor\": expected none"}));
 }
@@ -121,7 +121,7 @@ TEST_CASE("rope types, by their definitions") {
   CHECK(plain.frequency[4] == doctest::Approx(0.1));  // 100^(-8/16)
   CHECK(rope({{"rope_type", "linear"}, {"rope_theta", 100.0}, {"factor", 4.0}}).frequency[4] == doctest::Approx(0.025));
   CHECK(rope({{"rope_type", "dynamic"}, {"rope_theta", 100.0}, {"factor", 4.0}}).frequency == plain.frequency);
-  // Who stretches a model need not say its new context twice, as Qwen3's makers do not.
+  // A stretched model need not state its longer context, too: Qwen3's makers do not.
   const auto context = [](const Json& parameters) {
     return read("qwen3_moe", {{"max_position_embeddings", 80}, {"rope_parameters", parameters}}).context;
   };
@@ -131,7 +131,7 @@ TEST_CASE("rope types, by their definitions") {
   CHECK(context(yarn) == 256);
   yarn["original_max_position_embeddings"] = 10;
   CHECK(context(yarn) == 80);
-  const Json fixed = {{"type", "dynamic"}, {"alpha", 10.0}};  // Hunyuan's alone
+  const Json fixed = {{"type", "dynamic"}, {"alpha", 10.0}};  // only Hunyuan has this
   const ModelConfig stretched =
       read("hunyuan_v1_moe", {{"rope_parameters", left_out}, {"rope_scaling", fixed}, {"rope_theta", 100.0}});
   CHECK(stretched.rope.width == 16);
@@ -139,7 +139,7 @@ TEST_CASE("rope types, by their definitions") {
   CHECK(says(refused_family("phimoe", {{"rope_parameters", {{"rope_type", "dynamic"}, {"alpha", 10.0}}}}),
              {"field \"alpha\": expected none"}));
 
-  // Phi's: its own original length stands beside the factors or above them, or in both places.
+  // As in Phi: the original length stands beside the factors, above them, or in both places.
   const Json eights = Json::array({2, 2, 2, 2, 2, 2, 2, 2}), fours = Json::array({4, 4, 4, 4, 4, 4, 4, 4});
   Json phi = {{"type", "longrope"},
               {"rope_theta", 100.0},
@@ -156,12 +156,12 @@ TEST_CASE("rope types, by their definitions") {
     CHECK(r.scale == 1.25);
     CHECK(r.long_scale == 1.5);
   }
-  CHECK(rope(phi, {{"original_max_position_embeddings", 32}}).long_from == 64);  // elsewhere the top level's counts
+  CHECK(rope(phi, {{"original_max_position_embeddings", 32}}).long_from == 64);  // here the one at the top level counts
   phi["short_factor"].push_back(1);
   CHECK(says(refused_family("phimoe", {{"rope_parameters", phi}}),
              {"field \"short_factor\": expected a list of 8 numbers"}));
 
-  // Llama 3's: wavelengths above 64 are stretched by 8, below 16 not at all, between them in part.
+  // As in Llama 3: wavelengths above 64 are stretched by 8, those below 16 not at all, those in between in part.
   Json llama = {{"rope_type", "llama3"},  {"rope_theta", 100.0},     {"factor", 8.0},
                 {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 64}};
   const Rope l = rope(llama);
@@ -239,7 +239,7 @@ TEST_CASE("Mistral 4's queries grow with their position, as its rope says, or as
   CHECK(says(refused("llama_4_scaling_beta", -0.1), {"llama_4_scaling_beta"}));
   CHECK(says(refused("original_max_position_embeddings", 0), {"original_max_position_embeddings"}));
   CHECK(says(refused("partial_rotary_factor", 0.25), {"qk_rope_head_dim"}));
-  Json outside = config_with("mistral4", {});  // as transformers has it, the top level's length counts
+  Json outside = config_with("mistral4", {});  // transformers takes the length at the top level
   outside["text_config"]["original_max_position_embeddings"] = 32;
   CHECK(config_from(parse_json(outside.dump(), "config.json"), "config.json").tuning.floor == 32);
   rope.erase("llama_4_scaling_beta");
@@ -302,7 +302,7 @@ TEST_CASE("heads of latent attention need not divide the hidden size") {
   const ModelConfig c = read("glm4_moe_lite", {{"hidden_size", 50}});
   CHECK(c.head_dim == 16);
   CHECK(c.value_dim == 12);
-  CHECK(read("hunyuan_v1_moe", {{"kv_lora_rank", 512}}).head_dim == 16);  // to others the field says nothing
+  CHECK(read("hunyuan_v1_moe", {{"kv_lora_rank", 512}}).head_dim == 16);  // other families ignore that field
 }
 
 TEST_CASE("LFM2") {
@@ -334,7 +334,7 @@ TEST_CASE("Mamba's layers: what files say, what they leave out, and what is refu
                                                     {"normalization_function", "rmsnorm"}});
   CHECK(hub.unknown.empty());
   CHECK((hub.layer[0].linear && !hub.layer[1].linear));
-  // Of transformers 5.23: GraniteMoeHybridConfig.
+  // As in transformers 5.23: GraniteMoeHybridConfig.
   const ModelConfig bare = read("granitemoehybrid", {{"mamba_n_groups", left_out},
                                                      {"mamba_n_heads", left_out},
                                                      {"mamba_d_head", left_out},
@@ -367,7 +367,7 @@ TEST_CASE("Mamba's layers: what files say, what they leave out, and what is refu
 }
 
 TEST_CASE("Gemma 4") {
-  // Of four layers every other has a window: heads and positions are theirs.
+  // Every other of the four layers has a window, with its own heads and positions.
   const ModelConfig c = read("gemma4");
   CHECK(c.layer[1].head_dim == 32);
   CHECK(c.layer[1].kv_heads == 1);
@@ -380,7 +380,7 @@ TEST_CASE("Gemma 4") {
   CHECK(c.rope_of(c.layer[1]).theta == 1e6);
   CHECK(c.rope.width == 32);
   CHECK(std::count(c.rope.frequency.begin(), c.rope.frequency.end(), 0.0) == 12);  // of 16: a quarter turns
-  // As files on the hub say it, and where nothing is said.
+  // In the form of files on the hub, and with nothing said.
   const auto older = [](const std::vector<std::pair<std::string, Json>>& more) {
     std::vector<std::pair<std::string, Json>> fields = {{"per_layer_config", left_out}};
     fields.insert(fields.end(), more.begin(), more.end());
@@ -427,7 +427,7 @@ TEST_CASE("Gemma 4") {
              {"full_attention: field \"truncate\": expected true, transformers does not read it"}));
   CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", {{"rope_theta", 1000.0}}}}}}),
              {"rope_parameters: field \"sliding_attention\" is missing"}));
-  // What layers without a window stretch, and what is said at the top, is not the windows'.
+  // Layers without a window may be stretched, and so may the top level: neither applies to the windows.
   yarn.erase("truncate");
   const auto windows = [&](const Json& rope, const std::vector<std::pair<std::string, Json>>& more = {}) {
     std::vector<std::pair<std::string, Json>> fields = {
@@ -488,13 +488,13 @@ TEST_CASE("layers without experts, where each has a type") {
 }
 
 TEST_CASE("what config.json leaves out is what transformers takes, and null may be something else") {
-  // gpt-oss: the rope of the first models; transformers 4 and 5 differ in what null is.
+  // gpt-oss gets the rope of its first models. transformers 4 and 5 differ in what a null means.
   const Json first = {{"rope_type", "yarn"}, {"rope_theta", 150000.0}, {"factor", 32.0},
                       {"truncate", false},   {"beta_fast", 32.0},      {"original_max_position_embeddings", 4096}};
   const ModelConfig oss = read("gpt_oss", {{"rope_parameters", left_out}});
   CHECK(oss.rope.frequency == read("gpt_oss", {{"rope_parameters", first}}).rope.frequency);
   CHECK(oss.rope.scale == doctest::Approx(0.1 * std::log(32.0) + 1));
-  Json rope = first;  // YaRN's null is no, and what is left out is yes
+  Json rope = first;  // for YaRN null means no, and absence means yes
   rope["truncate"] = nullptr;
   CHECK(read("gpt_oss", {{"rope_parameters", rope}}).rope.frequency == oss.rope.frequency);
   rope.erase("truncate");
@@ -599,7 +599,7 @@ TEST_CASE("fields that nobody knows and tensors that nobody reads are named") {
   };
   add("model.layers.2.enorm.weight");  // of what predicts a second token
   add("vision_tower.patch.weight");
-  add("model.mtp_block.0.input_layernorm.weight");  // of ERNIE's
+  add("model.mtp_block.0.input_layernorm.weight");  // ERNIE's, for the same purpose
   c.config["unheard_of"] = true;
   c.write(folder.path());
   const CpuModel model(folder.path());

@@ -1,5 +1,5 @@
-// GGUF files that llama.cpp's converter wrote of tiny checkpoints (tests/goldens/make_gguf.py), against transformers' numbers
-// for those; and files that nobody should have written.
+// GGUF files that llama.cpp's converter made of tiny checkpoints (tests/goldens/make_gguf.py), against transformers' numbers
+// for the originals; and files that nobody should have written.
 #include "checkpoint/gguf.hpp"
 
 #include <doctest/doctest.h>
@@ -34,7 +34,7 @@ std::vector<std::uint32_t> integers(const Tensor& t) {
   return out;
 }
 
-/// What is generated behind some tokens, under a stack that keeps a part of the experts.
+/// What is generated after some tokens, under a stack that keeps a part of the experts.
 Generated generated(CpuModel& model, const std::vector<std::uint32_t>& tokens, std::uint64_t percent = 50) {
   RunnerOptions o;
   o.stack = "ferry";
@@ -58,7 +58,7 @@ void check_tokens(const std::string& file, const std::string& family) {
     const Generated made = generated(model, integers(golden.at(prompt + ".input_ids")));
     CHECK(made.token_ids[0] == integers(golden.at(prompt + ".greedy")));
     const std::vector<float> logits = golden.at(prompt + ".logits").to_floats();
-    float worst = 0;  // of the first token's, which stand last there
+    float worst = 0;  // over the logits of the first token, which stand last there
     for (std::size_t v = 0; v < 258; ++v) {
       worst = std::max(worst, std::abs(made.logits[0][v] - logits[logits.size() - 258 + v]));
     }
@@ -241,7 +241,7 @@ std::string with_floats(const std::filesystem::path& path, Experts experts = Exp
 }  // namespace
 
 TEST_CASE("what llama.cpp's quantiser mixed computes what the floats that it stands for compute, bit for bit") {
-  // Of each the types that it has: tests/goldens/make_gguf_types.py.
+  // Each file with the types that it contains: tests/goldens/make_gguf_types.py.
   const std::pair<const char*, std::vector<DType>> files[] = {
       {"q2_k", {DType::f32, DType::q2_k, DType::q3_k, DType::q4_0, DType::q6_k}},
       {"q3_k_m", {DType::f32, DType::q3_k, DType::q4_k, DType::q5_0, DType::q5_k, DType::q6_k}},
@@ -394,8 +394,8 @@ std::string flag(const std::string& name, bool value) {
   return text(name) + number<std::uint32_t>(7) + std::string(1, value ? '\1' : '\0');
 }
 
-/// What is read of an architecture's metadata: that of a small model of 8 heads of 4 columns, and `more`; and of tensors of
-/// F32 beside its embeddings [4, 32].
+/// Reads an architecture's metadata: those of a small model of 8 heads of 4 columns, and `more`. Its tensors, of F32, are the
+/// embeddings [4, 32] and those given.
 struct Described {
   std::string arch;
   std::vector<std::string> more;
@@ -457,10 +457,10 @@ struct Described {
   }
 };
 
-// Frequencies are what single precision makes of them.
+// Frequencies are computed in single precision.
 constexpr double tenth = 0.1F;
 
-/// Heads of layers with a window and of those without; what turns in part is in a tensor of its own.
+/// Layers with and without a window have different heads; a tensor of its own says which columns turn.
 void check_gemma4() {
   const auto list = [](const std::string& name, std::uint32_t type, const std::vector<std::uint32_t>& values) {
     std::string out =
@@ -499,7 +499,7 @@ void check_gemma4() {
   CHECK(c.window_rope->frequency == std::vector<double>{1, tenth});
   CHECK(c.rope.frequency[0] == 1);
   CHECK(c.rope.frequency[1] < 1e-29);
-  // Scales are where there are some.
+  // There are scales where the file has their tensors.
   CHECK(c.names.expert_scale.empty());
   CHECK(c.names.layer_scale.empty());
   Described scaled = described({4, 2, 4, 2});
@@ -507,7 +507,7 @@ void check_gemma4() {
   scaled.tensors.push_back({"blk.1.layer_output_scale.weight", {1}});
   CHECK(scaled.read().names.expert_scale == "mlp.experts.down_proj.scale");
   CHECK(scaled.read().names.layer_scale == "layer_output_scale.weight");
-  // As llama.cpp has what is absent, or refuses it.
+  // What is absent gets llama.cpp's value, or is refused as llama.cpp refuses it.
   CHECK(described({4, 2, 4, 2}, "", "rope.freq_base").read().rope.theta == 10000);
   CHECK(described({4, 2, 4, 2}, "", "rope.freq_base_swa").read().window_rope->theta == 10000);
   CHECK(described({4, 2, 4, 2}, real("gemma4.final_logit_softcapping", 0)).read().logit_cap == 0);
@@ -589,7 +589,7 @@ TEST_CASE("metadata of GGUF that says what is computed is read or refused, and o
   CHECK(says_of("llama", real("llama.block_count", 1), "\"llama.block_count\": expected a number of layers"));
   CHECK(says_of("llama", whole("llama.nextn_predict_layers", 4), "\"llama.nextn_predict_layers\": expected fewer"));
   CHECK(says_of("llama", text("llama.nextn_predict_layers") + number<std::uint32_t>(8) + text("x"), "expected fewer"));
-  // What is another rule than that which is computed.
+  // Values that ask for a rule that is not computed.
   CHECK(says_of("llama", real("llama.expert_weights_scale", 3), "\"llama.expert_weights_scale\": expected 1"));
   CHECK(says_of("llama", flag("llama.expert_weights_norm", false), "\"llama.expert_weights_norm\": expected true"));
   CHECK(says_of("llama", whole("llama.leading_dense_block_count", 1), "leading_dense_block_count\": expected 0"));
@@ -612,7 +612,7 @@ TEST_CASE("metadata of GGUF that says what is computed is read or refused, and o
   }
   CHECK(Described{"llama", {whole("llama.moon_phase", 3)}, {}}.read().unknown ==
         std::vector<std::string>{"llama.moon_phase"});
-  // llama.cpp takes a factor without a type for a linear one, under its older name too.
+  // llama.cpp takes a factor without a type for linear scaling, also under its older name.
   for (const char* name : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
     CHECK(Described{"llama", {real(name, 4)}, {}}.read().rope.frequency == std::vector<double>{0.25, tenth / 4});
   }
@@ -645,7 +645,7 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
   CHECK(v3.gate.groups == 1);
   CHECK(v3.moe_layer_count() == 4);
   CHECK(v3.shared_width == 0);
-  // Groups, factors and scales of 0 are none; groups that an architecture does not choose from are refused.
+  // Groups, factors and scales of 0 mean none. Groups that an architecture does not choose from are refused.
   for (const std::string arch : {"llama", "qwen3moe", "glm4moe", "dots1", "gpt-oss"}) {
     CAPTURE(arch);
     CHECK(Described{arch, {whole(arch + ".expert_group_count", 0)}, {}}.read().gate.groups == 1);
@@ -690,7 +690,7 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
       says(yarn({real("qwen3moe.rope.scaling.yarn_attn_factor", 2)}).refusal(), {"yarn_attn_factor\": expected none"}));
   CHECK(says(yarn({real("qwen3moe.rope.scaling.yarn_ext_factor", 0)}).refusal(), {"yarn_ext_factor\": expected none"}));
 
-  // Which layers have no experts, and whether a bias takes part in the choice, Hunyuan 3's tensors say.
+  // For Hunyuan 3 the tensors say which layers have no experts, and whether a bias takes part in the choice.
   const ModelConfig hy =
       Described{
           "hy_v3", {text("hy_v3.expert_weights_norm") + norm}, {{"blk.1.ffn_gate.weight", std::vector<float>(16)}}}
@@ -705,7 +705,7 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
       Described{"hy_v3", {text("hy_v3.expert_weights_norm") + norm}, {{"blk.1.exp_probs_b", std::vector<float>(4)}}}
           .read()
           .names.choice_bias.empty());
-  // llama.cpp takes Trinity's fourth layers without windows for granted, and that weights are not divided by their sum.
+  // For Trinity llama.cpp assumes that every fourth layer has no window, and that weights are not divided by their sum.
   const std::string divided = text("afmoe.expert_weights_norm") + norm,
                     window = whole("afmoe.attention.sliding_window", 8);
   const ModelConfig trinity = Described{"afmoe", {divided, window, real("afmoe.expert_weights_scale", 0)}, {}}.read();
@@ -717,7 +717,7 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
   CHECK(trinity.embedding_scale == doctest::Approx(std::sqrt(trinity.hidden)));
   CHECK(says(Described{"afmoe", {divided}, {}}.refusal(), {"afmoe without attention.sliding_window"}));
   CHECK(says(Described{"afmoe", {window}, {}}.refusal(), {"\"route_norm\": expected true"}));
-  // Of LFM2's layers those with a convolution have no heads of keys.
+  // LFM2's layers with a convolution have no heads of keys.
   const auto heads = [](const std::vector<std::uint32_t>& of_layers) {
     std::string list = text("lfm2moe.attention.head_count_kv") + number<std::uint32_t>(9) + number<std::uint32_t>(4) +
                        number<std::uint64_t>(of_layers.size());

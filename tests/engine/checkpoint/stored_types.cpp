@@ -69,14 +69,14 @@ std::vector<float> logits_of(const std::filesystem::path& folder, DType* experts
   return {logits.data(), logits.data() + logits.size()};
 }
 
-/// An 8-bit float by its definition: E4M3, bias 7, no infinities.
+/// An 8-bit float, E4M3 by its definition: bias 7, no infinities.
 float e4m3(unsigned code) {
   const int exponent = static_cast<int>(code >> 3U & 15U), fraction = static_cast<int>(code & 7U);
   const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
   return static_cast<float>((code & 128U) != 0 ? -magnitude : magnitude);
 }
 
-/// Random ones, not larger than 2 and numbers.
+/// Random E4M3 codes of numbers up to 2 in magnitude.
 std::string codes(std::size_t count, Random& random) {
   std::string all(count, '\0');
   for (char& c : all) c = static_cast<char>(random.below(64) | (random.below(2) << 7U));
@@ -144,7 +144,7 @@ TEST_CASE("a DeepSeek-V3 in FP8 computes what the floats that it stands for comp
   CHECK(std::isfinite(got[0]));
 
   const std::string gone = "model.layers.1.mlp.experts.3.up_proj.weight_scale_inv";
-  // A store that was packed from other scales is another model's.
+  // A store that was packed with other scales belongs to another model.
   const auto checksum = [&] { return weights_checksum(Checkpoint(a.path()), read_model_config(a.path())); };
   const std::string own = checksum();
   Tensors other = stored;
@@ -167,8 +167,8 @@ namespace {
 const Json fp8_whole = {{"quantization_config",
                          {{"quant_method", "fp8"}, {"activation_scheme", "static"}, {"weight_block_size", nullptr}}}};
 
-/// Matrices in FP8, each with one scale; gates and ups that are one tensor with `of_both`. And the floats. `flat`: shapes of
-/// scales are as short as can be, and they are bf16.
+/// A family's tensors with matrices in FP8, one scale each, and the same as floats. `of_both`: how many scales a tensor of
+/// gates and ups has. `flat`: the shapes of scales are as short as can be, and scales are bf16.
 std::pair<Tensors, Tensors> with_one_scale(const std::string& family, std::uint64_t of_both, bool flat,
                                            Random& random) {
   Tensors stored = tensors_of(family), floats = stored;
@@ -222,7 +222,7 @@ TEST_CASE("FP8 with one scale for each matrix computes what the floats that it s
     CHECK(std::isfinite(got[0]));
     CHECK(CpuModel(a.path()).notes().empty());
   }
-  // What it is a scale of is as the config says.
+  // The config says what a scale applies to.
   const std::string experts = "language_model.model.layers.1.mlp.experts.";
   const auto refused = [&](const Json& config, const std::string& named, const std::function<void(Tensors&)>& spoil) {
     Tensors stored = with_one_scale("mistral4", 2, false, random).first;
@@ -250,7 +250,7 @@ TEST_CASE("FP8 with one scale for each matrix computes what the floats that it s
                        }),
                {own + "\" is F32 [", "expected F32 [1, 1]"}));
   }
-  // Halves are gate and up: no other tensor has two.
+  // Two scales are for gate and up: no other tensor may have two.
   const std::string keys = "language_model.model.layers.0.self_attn.k_b_proj.weight";
   CHECK(says(refused(fp8_whole, "model.safetensors",
                      [&](Tensors& t) {
@@ -276,7 +276,7 @@ TEST_CASE("FP8 of all experts of a layer in one tensor: what is wrong with it is
                        t[name + "_scale_inv"].shape = {4, 1, 4};
                      }),
              {name + "_scale_inv\" is F32 [4, 1, 4], expected F32 [4, 2, 2]"}));
-  // Gate and up of 64 rows each would share the scales of 128.
+  // A gate and an up of 64 rows each would share the scales of 128 rows.
   const auto half = [&](Tensors& t) {
     for (const char* layer : {"0", "1"}) {
       const std::string at = std::string("model.layers.") + layer + ".mlp.experts.";

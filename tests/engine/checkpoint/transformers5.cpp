@@ -38,7 +38,7 @@ std::vector<std::uint32_t> token_ids(const Safetensors& file) {
   return out;
 }
 
-/// The checkpoint's folder. Zero is what the golden leaves out, since no score that is checked depends on it.
+/// Writes the checkpoint's folder. What the golden leaves out is zero, since no score that is checked depends on it.
 void write_folder(const Safetensors& file, const std::filesystem::path& folder) {
   write_file(folder / "config.json", file.metadata().at("config"));
   const std::vector<std::uint32_t> tokens = token_ids(file);
@@ -100,8 +100,8 @@ void check_family(const std::string& family) {
   MESSAGE(family << ": largest error of a gate score " << worst);
 }
 
-/// A family's tiny checkpoint by the names that transformers 5 has inside, as `save_original_format=False` leaves them, with
-/// all experts of a layer in two tensors. `renamed`: parts of names, and what stands in their place.
+/// Writes a family's tiny checkpoint with transformers 5's internal names, as `save_original_format=False` leaves them, and
+/// with all experts of a layer in two tensors. `renamed`: parts of names and their replacements.
 void write_inner(const std::string& family, const std::vector<std::pair<std::string, std::string>>& renamed,
                  const std::array<std::string, 3>& parts, const std::filesystem::path& folder) {
   const Safetensors file(golden_file("zoo") / family / "model.safetensors");
@@ -152,7 +152,7 @@ void write_inner(const std::string& family, const std::vector<std::pair<std::str
   std::filesystem::copy_file(golden_file("zoo") / family / "config.json", folder / "config.json");
 }
 
-/// Of a text that each family has tokens for.
+/// Logits of a text for which each family has tokens.
 Matrix short_text_logits(const std::filesystem::path& folder) {
   CpuModel model(folder);
   CHECK(model.notes().empty());
@@ -167,7 +167,7 @@ Matrix short_text_logits(const std::filesystem::path& folder) {
   return model.forward(Phase::prefill, rows, caches, *runner, 12);
 }
 
-/// How the golden's config.json is refused once it is changed; empty if it is not.
+/// The message that refuses the golden's config.json after a change; empty if it is accepted.
 std::string refused(const std::string& family, const Json& change) {
   const TemporaryFolder folder;
   Json config = parse_json(golden(family).metadata().at("config"), "config");

@@ -19,7 +19,7 @@ using namespace ferry::test;
 
 namespace {
 
-/// The line of a file, by the library's whole call.
+/// The line for a file, by xxHash's one-shot function.
 std::string line_of(const std::filesystem::path& path) {
   const std::string content = read_file(path);
   const XXH128_hash_t sum = XXH3_128bits(content.data(), content.size());

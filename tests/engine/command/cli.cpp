@@ -27,7 +27,7 @@ TEST_CASE("of a device's memory experts get what weights, keys and values, and a
   const Json j = Json::parse(read_file(json));
   const std::uint64_t all = 8 << 20, left = j["budget_asked_bytes"], dense = j["dense_bytes"], kv = j["kv_bytes"];
   CHECK(left < all - dense - kv);
-  CHECK(left > all - dense - kv - (2 << 20));  // activations of 128 rows
+  CHECK(left > all - dense - kv - (2 << 20));  // activations of 128 rows take less than that
   CHECK(j["budget_bytes"].get<std::uint64_t>() <= left);
   CHECK(r.error.find(std::to_string(left) + " bytes for experts") != std::string::npos);
   CHECK(r.error.find(std::to_string(dense) + " bytes of weights, " + std::to_string(kv) + " of keys and values") !=
@@ -378,7 +378,7 @@ TEST_CASE("outputs never destroy what they should not") {
   CHECK(run_ferry("run --max-new-tokens 2 --json '" + at + "/link.json'").status == 0);
   CHECK(std::filesystem::is_symlink(at + "/link.json"));
   CHECK(Json::parse(read_file(at + "/target.json")).contains("text"));
-  // What is there is of another kind.
+  // The file there is of another kind.
   std::filesystem::copy_file(model_folder("tiny-mixtral") / "config.json", at + "/config.json");
   const std::string config = read_file(at + "/config.json");
   for (const char* command :
@@ -392,7 +392,7 @@ TEST_CASE("outputs never destroy what they should not") {
   refuses("compare --json '" + at + "/prompt.txt'", {"is there, and is not ", "name another file"});
   CHECK(read_file(at + "/config.json") == config);
   CHECK(read_file(at + "/prompt.txt") == "Once ");
-  // Behind two links there is no file yet.
+  // Two links that lead to a file which does not exist yet.
   std::filesystem::create_directory(at + "/sub");
   std::filesystem::create_symlink("sub/second.json", at + "/first.json");
   std::filesystem::create_symlink("../new.json", at + "/sub/second.json");

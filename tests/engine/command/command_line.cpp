@@ -182,13 +182,13 @@ TEST_CASE("a prompt comes from a pipe or a file on standard input, as from --pro
   CHECK(prompts("cat " + text + " | " + ferry) == expected);
   CHECK(prompts("(sleep 1.2; cat " + text + ") | " + ferry) == expected);
   CHECK(prompts("cat " + text + " | " + ferry + " --prompt A --prompt-file -") == Json{"A", "Once upon a time\n"});
-  // What is asked for wins over what happens to be there.
+  // An option wins over standard input.
   CHECK(prompts("cat " + text + " | " + ferry + " --prompt A") == Json{"A"});
-  // And without a word there is the usual prompt.
+  // Without either there is the default prompt.
   const Json usual = prompts(ferry + " </dev/null");
   CHECK(usual.size() == 1);
   CHECK(prompts("true | " + ferry) == usual);
-  // Stopped while it waits for a pipe that nobody writes to, once it has said so.
+  // Stops it while it waits for a pipe that nobody writes to, once it has said that it waits.
   const std::string pipe = (folder.path() / "pipe").string(), said = (folder.path() / "said").string();
   const Shell stopped = shell("mkfifo " + pipe + "; sleep 600 >" + pipe + " & s=$!; " + ferry + " <" + pipe + " 2>" +
                               said + " & p=$!; while kill -0 $p && ! grep -q reading " + said +
@@ -207,7 +207,7 @@ TEST_CASE("--json - writes to standard output, and people read the rest on stand
     const Shell shown = shell("cat " + error);
     CHECK(shown.out.find("time per output token") != std::string::npos);
   }
-  // A reader that leaves is no error, and a full disk is.
+  // A reader that closes its end early is no error; a full disk is.
   CHECK(shell("((" + ferry_program() + " " + quick_run + "--prompt x --json - 2>" + error + "; echo $? >&2) | true)")
             .out == "0\n");
   CHECK(ferry_command(quick_run + "--prompt x --json - 2>" + error + " >/dev/full").status == 2);
@@ -302,7 +302,7 @@ TEST_CASE("JSON has what repeats a run, and what was generated") {
 TEST_CASE("the context's end is named where a run ends there") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string(), text = (folder.path() / "text").string();
-  write_file(text, std::string(1020, 'a'));  // of 1024 with the begin token
+  write_file(text, std::string(1020, 'a'));  // 1021 of 1024 positions with the begin token
   const Shell r =
       ferry_command("run --model tiny-mixtral --stack resident --budget 100% --max-new-tokens 20 --prompt-file " +
                     text + " --prompt b --json " + json);
@@ -364,7 +364,7 @@ TEST_CASE("tokens that begin as texts of the model do are scored as the text is"
 TEST_CASE("a tokenizer that cannot be read leaves the numbers of tokens to run, and nothing to who needs its begin") {
   const TemporaryFolder folder;
   TinyCheckpoint tiny;
-  tiny.config["vocab_size"] = 260;  // not a vocabulary of bytes, which needs no file
+  tiny.config["vocab_size"] = 260;  // a vocabulary of bytes would need no file
   for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
     tiny.shapes[name][0] = 260;
     tiny.values[name].resize(260 * tiny.shapes[name][1]);

@@ -1,4 +1,4 @@
-// What a system may refuse or hold: names that are not UTF-8, and limits. Each ends in one line, or is no matter.
+// What a system may refuse, limit or hold, such as names that are not UTF-8. Each ends in one line, or does not matter.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ TEST_CASE("models and texts whose names are not UTF-8 are run, recorded, packed 
   CHECK(run_ferry("inspect --store '" + out + "'").status == 0);
 }
 
-#ifndef FERRY_SANITIZED  // they look for leaks by /proc
+#ifndef FERRY_SANITIZED  // they need /proc to look for leaks
 TEST_CASE("without /proc, as in some containers, outputs are written all the same") {
   const std::string hidden = "unshare -rm bash -c 'mount -t tmpfs none /proc && exec \"$@\"' - ";
   if (shell(hidden + "true").status != 0) {

@@ -35,7 +35,7 @@ struct Fixture {
     json.erase("command_line");
     return json;
   }
-  /// Of stacks, each by itself.
+  /// A number of a simulation of that stack alone.
   [[nodiscard]] double simulated(const std::string& stack, const std::string& arguments,
                                  const char* number = "tpot_s") const {
     const Outputs r =
@@ -77,7 +77,7 @@ TEST_CASE("the ranking is that of simulations, and so is what would help") {
   CHECK(r["bound_tpot_s"] == r["ranking"][0]["run"]["bounds"]["clairvoyant_with_host_tpot_s"]);
   CHECK(r["bound_tpot_s"] <= r["ranking"][0]["tpot_s"]);
 
-  // Twice the memory is twice the budget.
+  // Twice the device memory means twice the budget.
   const Json& memory = named(r["upgrades"], "what", "device-memory");
   CHECK(memory["tpot_s"] == f.simulated(memory["stack"], as + "--machine rtx3090-pcie3 --budget 80%"));
   const Json more = f.recommended(as + "--machine rtx3090-pcie3 --budget 80%");
@@ -89,7 +89,7 @@ TEST_CASE("the ranking is that of simulations, and so is what would help") {
   }
   CHECK(int4["tpot_s"] == f.simulated(int4["stack"], as + "--machine rtx3090-pcie3 --budget 40%"));
 
-  // The same machine with its link twice as fast, as a file. Both ask for 68 and 24.8 GB/s then, of the 68.2 that there are.
+  // The same machine as a file, with its link twice as fast. Then both ask for 68 and 24.8 GB/s of the 68.2 that there are.
   Json machine = read_json(data_file("machines", "machine", "rtx3090-pcie3"));
   for (Json* speed : {&machine["link"]["peak_bytes_per_s"], &machine["link"]["effective_bytes_per_s"],
                       &machine["activations"]["bytes_per_s"]}) {
@@ -157,13 +157,13 @@ TEST_CASE("stacks that lose something are ranked if it is within what may be los
   CHECK(lossy > 8);
   CHECK(r["ranking"][0]["loss_percent"].is_number());
   for (const Json& u : r["upgrades"]) CHECK(u["what"] != "int4");  // the best has it
-  named(r["ranking"], "stack", "importance-driven");               // reads partial hidden states
+  named(r["ranking"], "stack", "importance-driven");               // it is ranked, and needs partial hidden states
 
-  // What needs partial hidden states is recorded without a change to the routing.
+  // Recording partial hidden states for those stacks does not change the routing.
   const Json exact = f.recommended("--model tiny-mixtral --text " + f.at("text") + budget);
   for (const Json& row : exact["ranking"]) CHECK(named(r["ranking"], "stack", row["stack"])["tpot_s"] == row["tpot_s"]);
 
-  // Of a trace nobody knows what is lost, but ferry-lossy keeps what it promises.
+  // A trace does not tell what a stack loses, but ferry-lossy keeps to its limit.
   const Json t = f.recommended("--trace " + f.at("t.safetensors") + " --max-loss 1" + budget);
   CHECK(named(t["ranking"], "stack", "ferry-lossy")["loss_percent"] == 1);
   CHECK(named(t["ranking"], "stack", "ferry-lossy")["loss_measured"] == false);
@@ -173,7 +173,7 @@ TEST_CASE("stacks that lose something are ranked if it is within what may be los
 
 TEST_CASE("a device's memory becomes what it leaves for experts") {
   const Fixture f;
-  // As ferry run says it, for a prompt and answer of 256 positions.
+  // As `ferry run` computes it for a prompt and an answer of 256 positions.
   const Shell run = ferry_command(
       "run --model tiny-mixtral --stack lru --device-memory 8MiB --max-new-tokens 1 --prefill-chunk 128 --prompt '" +
       std::string(254, 'x') + "'");
@@ -184,7 +184,7 @@ TEST_CASE("a device's memory becomes what it leaves for experts") {
   CHECK(r["budget_bytes"].get<std::uint64_t>() == std::stoull(run.out.substr(at)));
   CHECK(named(r["upgrades"], "what", "device-memory")["budget_bytes"] ==
         r["budget_bytes"].get<std::uint64_t>() + (8U << 20U));
-  // Of a shape all layers' dense weights: 8 of (42,336,256 + 8 * 4096) weights at 2 bytes.
+  // For a shape the dense weights of all layers: 8 of (42,336,256 + 8 * 4096) weights at 2 bytes.
   const Json as = f.recommended("--trace " + f.at("t.safetensors") +
                                 " --as mixtral-8x7b --stacks lru --machine rtx3090-pcie3 --device-memory 8GB");
   const Json shape = read_json(data_file("shapes", "model shape", "mixtral-8x7b"));

@@ -37,7 +37,7 @@ TEST_CASE("a chat answers each line, and knows what was said before") {
   CHECK(saved["messages"][0] == Json{{"role", "system"}, {"content", "Be brief."}});
   CHECK(saved["messages"][3] == Json{{"role", "user"}, {"content", "And then?"}});
 
-  // The second answer is that of the whole conversation, though only what is new was run.
+  // The second answer is that to the whole conversation, although only its new part was run.
   const std::string text = "system: Be brief.\nuser: Hello\nassistant: " + saved["messages"][2].value("content", "") +
                            "\nuser: And then?\nassistant:";
   write_file(folder.path() / "prompt", text);
@@ -127,7 +127,7 @@ TEST_CASE("a bench that is interrupted tells of the runs that were done, and say
   CHECK(says(r.out, {"| on-demand ", "interrupted: these are the runs that were done"}));
   const Json row = read_json(file)[0];
   CHECK(row["tokens_per_s"].size() < 500);
-  CHECK(row["stall_share"] > whole / 4);  // of the runs that were asked for it would be next to nothing
+  CHECK(row["stall_share"] > whole / 4);  // divided by the runs that were asked for, it would be next to nothing
 }
 
 TEST_CASE("tokenize: texts, back, and conversations") {

@@ -33,13 +33,13 @@ using namespace ferry::test;
 
 namespace {
 
-/// What a layer's experts were, and who they were computed for.
+/// The plan of a layer: its experts, and the rows that they are computed for.
 struct Planned {
   std::vector<Route> routes;
   std::map<std::uint16_t, Precision> precision;  ///< by expert
   std::uint32_t most_rows = 0;                   ///< of an expert
-  std::vector<bool> resident;                    ///< [routes]: was there, which `partial` is of
-  bool partial = false;                          ///< which was asked for
+  std::vector<bool> resident;                    ///< [routes]: was resident, and so is part of the partial state
+  bool partial = false;                          ///< whether the partial state was asked for
 };
 using PlanLog = std::vector<Planned>;
 
@@ -139,10 +139,10 @@ class Following final : public BareRunner {
   Matrix out_, partial_;
 };
 
-/// Passes everything on, and keeps what gates say: of a layer, of those ahead by its input, and of a partial hidden state.
+/// Passes everything on, and keeps what gates say: of a layer, of later layers by its input, and of a partial hidden state.
 class Listening final : public PassingRunner {
  public:
-  /// `gates`: makes the rows ahead, which a device of its own makes otherwise.
+  /// `gates`: computes the rows of later layers, if the runner's device does not.
   explicit Listening(ExpertRunner& runner, GateBank* gates = nullptr) : PassingRunner(runner), gates_(gates) {}
 
   void predicted(View<const Scores> scores) override {
@@ -188,7 +188,7 @@ double apart(const std::vector<float>& a, const std::vector<float>& b) {
   return worst;
 }
 
-/// What gates said on the GPU is what they say on the CPU.
+/// Checks that gates say on the GPU what they say on the CPU.
 void check_said(const std::vector<Listening::Said>& a, const std::vector<Listening::Said>& b) {
   REQUIRE(a.size() == b.size());
   double worst = 0;
@@ -203,7 +203,7 @@ void check_said(const std::vector<Listening::Said>& a, const std::vector<Listeni
 constexpr std::uint32_t decoded = 4;
 constexpr std::uint32_t short_prompt = 20;
 
-/// Not only a part of it, by turns: all together take some ten minutes.
+/// Whether to run all combinations, which takes some ten minutes, instead of a part of them in turn.
 bool all_of_it() {
   return std::getenv("FERRY_TEST_ALL") != nullptr;
 }
@@ -221,7 +221,7 @@ CpuModel& cpu_model(const std::string& name) {
   return m;
 }
 
-/// Logits of two sequences: one's prompt in a step, the other's in two, then some tokens of both in a batch.
+/// Logits of two sequences, one with its prompt in one step, the other in two, followed by tokens of both in a batch.
 Matrix logits_of(Model& m, ExpertRunner& runner, std::uint32_t prompt) {
   std::vector<KvCache> caches;
   caches.push_back(m.make_cache(prompt + decoded));
@@ -266,7 +266,7 @@ double apart(const Matrix& a, const Matrix& b) {
   return (a - b).cwiseAbs().maxCoeff() / b.cwiseAbs().maxCoeff();
 }
 
-/// Where b's best token leads by more than `margin` of the largest logit, a's best is the same. How many rows lead so.
+/// Checks that a's best token is b's wherever that leads by `margin` of the largest logit. Returns in how many rows it does.
 int same_choices(const Matrix& a, const Matrix& b, double margin) {
   int led = 0;
   for (Eigen::Index i = 0; i < b.rows(); ++i) {
@@ -299,7 +299,7 @@ struct Ran {
   std::vector<Listening::Said> said;
 };
 
-/// On the emulated GPU as it was reset.
+/// Runs on the emulated GPU without resetting it.
 Ran run_on_gpu(const std::string& name, const std::string& stack, double percent, std::uint32_t prompt = short_prompt) {
   Ran ran;
   const auto model = make_cuda_model(ModelFiles(folder(name)));
@@ -335,8 +335,8 @@ class FirstLayers {
   TemporaryFolder folder_;
 };
 
-/// One test case for each quarter of the stacks, so that they run side by side. Budgets in turn, and four layers, of which one
-/// is first, one last, and from one three can be looked ahead; FERRY_TEST_ALL: each stack with four budgets, and all layers.
+/// Runs a quarter of the stacks, so that test cases can run side by side. Budgets take turns, and the model has four layers: a
+/// first one, a last one, and one from which three can be looked ahead. FERRY_TEST_ALL: four budgets, and all layers.
 void every_stack_is_right(const std::string& model, std::size_t quarter) {
   static std::map<std::string, FirstLayers> shallow;
   const std::string name =
@@ -388,7 +388,7 @@ TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans,
 
 namespace {
 
-/// Writes layers of a real model's size, of made-up weights: some gigabytes.
+/// Writes layers of a real model's size with made-up weights, which take some gigabytes.
 void write_layers(const std::filesystem::path& folder, const Json& config) {
   write_file(folder / "config.json", config.dump());
   const auto number = [&](const char* field) { return config[field].get<std::uint64_t>(); };
@@ -444,14 +444,14 @@ void write_layers(const std::filesystem::path& folder, const Json& config) {
   std::ofstream file(folder / "model.safetensors", std::ios::binary);
   file << safetensors_file(header.dump(), "");
   Random random(5);
-  std::vector<float> units(1'000'003);  // the same again and again, at another place in every row
+  std::vector<float> units(1'000'003);  // repeated, from another place in every row
   for (float& u : units) u = random.unit() * 2 - 1;
   std::size_t next = 0;
   std::vector<Eigen::bfloat16> values;
   for (const auto& [name, shape] : tensors) {
     const bool norm = name.find("norm") != std::string::npos;
     values.resize(shape[0] * (shape.size() == 2 ? shape[1] : 1));
-    // Uniform, so that a product has the size of its input; and gates that make a difference.
+    // Uniform, so that a product is about as large as its input. Larger in gates, so that they tell experts apart.
     float most = name.find("bias") != std::string::npos ? 0.1F : std::sqrt(3.0F / static_cast<float>(shape.back()));
     if (name.ends_with(".gate.weight")) most *= 3;
     for (Eigen::bfloat16& v : values) {
@@ -483,10 +483,10 @@ TEST_CASE("CUDA: every family of the zoo computes what the CPU computes, or is r
     }
     const char* stacks[] = {"importance-driven", "fate", "lru", "hobbit"};
     for (std::size_t i = 0; i < (all_of_it() ? std::size(stacks) : 2); ++i) {
-      // What remembers must not remember partial hidden states, and gates may read these by norms of their own.
+      // No stack with partial hidden states: layers with a memory must not remember them, and gates may have their own norms.
       const bool partial = files.config.linear.kernel > 0 || !files.config.names.experts_norm.empty();
       const std::string stack = stacks[all_of_it() ? i : partial ? 2 * i : (turn++ % 4)];
-      const std::uint32_t prompt = i % 2 == 0 ? short_prompt : 150;  // of which some go through cuBLAS
+      const std::uint32_t prompt = i % 2 == 0 ? short_prompt : 150;  // some of the longer prompt go through cuBLAS
       CAPTURE(stack);
       emulated::reset({.eager = true});
       const Ran ran = run_on_gpu(name, stack, 50, prompt);
@@ -623,7 +623,7 @@ TEST_CASE("CUDA: layers of Mixtral-8x7B's and Qwen1.5-MoE's size") {
 TEST_CASE("CUDA: prompts so long that experts go through cuBLAS" * doctest::test_suite("whole-models")) {
   for (const std::string name : {"tiny-mixtral", "tiny-qwen-moe"}) {
     for (const std::string stack : {"lru", "hobbit"}) {
-      // Of tiny-mixtral's 8 experts, some get more rows than go straight from the weights.
+      // Of tiny-mixtral's 8 experts, some get more rows than the kernels take straight from the weights.
       if ((stack == "lru") != (name == "tiny-mixtral")) continue;
       INFO(name << ", " << stack);
       constexpr std::uint32_t prompt = 150;
@@ -650,7 +650,7 @@ TEST_CASE("CUDA: lossless stacks without host compute give the resident model's 
       if (!info.lossless || info.keeps_everything || info.precisions.bits != PrecisionSet(Precision::full).bits)
         continue;
       if (info.name == "static-host") continue;       // computes on the host
-      if (++seed % 2 == 0 && !all_of_it()) continue;  // the other model has its turn
+      if (++seed % 2 == 0 && !all_of_it()) continue;  // the next model runs the others
       const double percent = std::array{12.5, 25.0, 50.0, 100.0}[seed / 2 % 4];
       emulated::Options o;
       o.seed = seed;
@@ -659,7 +659,7 @@ TEST_CASE("CUDA: lossless stacks without host compute give the resident model's 
       const Ran ran = run_on_gpu(name, info.name, percent);
       const Outcomes& o1 = ran.counters.of(Phase::prefill);
       const Outcomes& o2 = ran.counters.of(Phase::decode);
-      if (o1.host_computed + o2.host_computed > 0) {  // whose sums have another order
+      if (o1.host_computed + o2.host_computed > 0) {  // sums on the host have another order
         CHECK(apart(ran.logits, resident) < 1e-5);
         continue;
       }
@@ -689,7 +689,7 @@ TEST_CASE("CUDA: with the streams in any order, stacks that lose something never
   }
 }
 
-/// Notes what the device has been given between a partial hidden state and what the host makes of its scores.
+/// Counts the launches between a partial hidden state and the host's look at its scores.
 class BetweenPartialAndLook final : public PassingRunner {
  public:
   using PassingRunner::PassingRunner;
@@ -713,7 +713,7 @@ TEST_CASE(
   emulated::reset({.eager = true});
   const auto model = make_cuda_model(ModelFiles(folder("tiny-qwen-moe")));
   RunnerOptions o = options_for("importance+pre", share(*model, 50));
-  o.poison = false;  // which is launches, too
+  o.poison = false;  // poisoning takes launches, too
   model->add_precisions(precisions_for(o));
   o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) {
     return model->make_device(needs, given);
@@ -721,14 +721,14 @@ TEST_CASE(
   const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
   BetweenPartialAndLook watch(*runner);
   logits_of(*model, watch, short_prompt);
-  // A sum, attention and the gate; without anything to wait for the same again, on the whole hidden state, and the shared
-  // expert: its products, the factor, and their sum.
+  // A plan that waits launches a sum, attention and the gate. One that does not launches them again on the whole hidden state,
+  // and the shared expert: its products, the factor, and their sum.
   REQUIRE(watch.launches[1].size() == 1);
   REQUIRE(watch.launches[0].size() == 1);
   CHECK(*watch.launches[0].begin() == 2 * *watch.launches[1].begin() + 3);
 }
 
-/// Gives no expert to a thread other than its maker's before that one has called the link so often.
+/// Gives experts to other threads than its maker's only after the link has been called 50 more times.
 class SlowStore final : public ExpertStore {
  public:
   SlowStore(const ExpertStore& inner, const std::atomic<std::uint64_t>& calls) : inner_(inner), calls_(calls) {}
@@ -802,7 +802,7 @@ TEST_CASE("CUDA: caches of recent positions give the bits of those with all posi
       }
       return made;
     };
-    // The second attends from partial hidden states, too; none has the host compute, whose sums have another order.
+    // The second also attends from partial hidden states. Neither computes on the host, where sums have another order.
     for (const std::string stack : {"lru", "importance+pre"}) {
       CAPTURE(stack);
       const Matrix few = logits(false, stack), all = logits(true, stack);
@@ -857,7 +857,7 @@ TEST_CASE("CUDA: experts that are not page-locked go through buffers, with a war
     const std::uint64_t locked = emulated::counters().pinned_bytes;
     if (refused) emulated::fail("cudaHostRegister", 1, cudaErrorMemoryAllocation);
     model->add_precisions(find_stack("hobbit").precisions);
-    if (refused) {  // all or nothing
+    if (refused) {  // registering all of it failed, so nothing is page-locked
       CHECK(model->warning().find("cudaHostRegister: cudaErrorMemoryAllocation") != std::string::npos);
       CHECK(emulated::counters().pinned_bytes < locked);
     } else {
@@ -880,7 +880,7 @@ TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back
     static_cast<void>(logits_of(*model, *runner, short_prompt));
     std::uint64_t sum = 0;
     for (const auto& [use, bytes] : model->device_memory()) sum += bytes;
-    // What is not there any more: keys and values; and the buffer that the link was measured with.
+    // By now keys and values are gone, and so is the buffer with which the link was measured.
     CHECK(sum + 1 == emulated::counters().device_bytes_peak);  // an arena has a byte more than its slots
     CHECK(runner->statistics().arena_bytes <= share(*model, 25));
   }
@@ -902,7 +902,7 @@ TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name
       why = e.what();
     }
     INFO(why);
-    const bool of_blas = why.starts_with("cublas");  // which has words of its own for it
+    const bool of_blas = why.starts_with("cublas");  // cuBLAS errors have their own wording
     CHECK((of_blas || why.find("cudaErrorLaunchFailure") != std::string::npos));
   }
   for (const std::string call :

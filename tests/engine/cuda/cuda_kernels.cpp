@@ -1,5 +1,5 @@
-// The CUDA device's kernels against naive references in double. Uses nothing but CUDA's own API: the same file runs on
-// the emulated device and on a GPU.
+// The CUDA device's kernels against naive references in double. The tests use nothing but CUDA's own API, so the same file runs
+// on the emulated device and on a GPU.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-/// Device memory of exactly that many numbers.
+/// Device memory for exactly so many numbers.
 template <class T>
 class Buffer {
  public:
@@ -93,7 +93,7 @@ class Device {
   Buffer<float> scratch_;
 };
 
-/// A matrix of doubles, or of what floats are exactly.
+/// A matrix of doubles, or of floats that are stored in them exactly.
 struct Doubles {
   std::size_t rows = 0, columns = 0;
   std::vector<double> values;
@@ -170,7 +170,7 @@ std::size_t pack_weights(const PackedLayout& w, const float* weights, std::byte*
   return pack(w, weights, to, RoundToNearest{});
 }
 
-/// Random weights at that place, and what they are as stored.
+/// Writes random weights to `to`, and returns the values that they are stored as.
 template <class Layout>
 Doubles make_weights(const Layout& w, std::byte* to, test::Random& random) {
   if constexpr (std::is_same_v<Layout, BlockLayout>) {
@@ -184,7 +184,7 @@ Doubles make_weights(const Layout& w, std::byte* to, test::Random& random) {
   return {w.rows, w.columns, stored};
 }
 
-/// A weight on the device, and what it is.
+/// A weight on the device, and the values that it is stored as.
 struct Weight {
   Weight(FloatType type, std::uint32_t rows, std::uint32_t columns, test::Random& random)
       : Weight(PassThroughLayout{rows, columns, type}, random) {}
@@ -219,7 +219,7 @@ TEST_CASE("cuda kernels - descriptors of every size and alignment arrive, and no
       for (std::size_t i = 0; i < bytes; ++i) expected[at + i] = source[i] = static_cast<std::byte>(i * 7 + i / 256);
       const Buffer<std::byte> target(std::vector<std::byte>(expected.size(), std::byte{0xaa}));
       put(device.context.stream, target + at, source.data(), bytes);
-      std::fill(source.begin(), source.end(), std::byte{0});  // it is free again
+      std::fill(source.begin(), source.end(), std::byte{0});  // `put` may not read it any more
       CHECK(device.read(target) == expected);
     }
   }
@@ -299,13 +299,13 @@ void check_linear(Type type, std::uint32_t rows, std::uint32_t columns, std::uin
   const Buffer<float> device_bias(bias);
   const Doubles products = product(Doubles(most, columns, x), w.values);
   const Doubles sizes = product(magnitudes_of(Doubles(most, columns, x)), magnitudes_of(w.values));
-  std::vector<float> alone;  // the first rows' results, from a call for one row
+  std::vector<float> alone;  // the first rows' results when each is computed alone
   for (const std::uint32_t n : {1U, 2U, 3U, 4U, 5U, 7U, 8U, 9U, 20U}) {
     if (n > most) continue;
     CAPTURE(n);
     for (const bool with_bias : {false, true}) {
       for (const bool add : {false, true}) {
-        if (n > 1 && n < 8 && with_bias != add) continue;  // enough of them
+        if (n > 1 && n < 8 && with_bias != add) continue;  // the other combinations are enough
         const std::vector<float> inputs(x.begin(), x.begin() + n * columns);
         const Buffer<float> input(inputs), y(std::vector<float>(before.begin(), before.begin() + n * rows));
         linear(device.context, input, n, w.dense, with_bias ? static_cast<float*>(device_bias) : nullptr, add, y);
@@ -342,7 +342,7 @@ TEST_CASE("cuda kernels - linear layers of every type and odd size, and few rows
       check_linear(type, rows, columns, 20, random);
     }
   }
-  // Longer than what shared memory holds of one row, of two, four and eight.
+  // Columns beyond what shared memory holds for one row, for two, four and eight.
   check_linear(FloatType::bf16, 21, 8520, 8, random);
   check_linear(FloatType::f16, 9, 4100, 4, random);
   check_linear(FloatType::f32, 17, 2052, 8, random);
@@ -385,7 +385,7 @@ TEST_CASE("cuda kernels - halves of every kind are widened as the codec does") {
       for (std::uint32_t r = 0; r < rows; ++r) {
         float weights[columns];
         unpack_row(layout, bytes.data(), r, weights);
-        // A weight that is no number or infinite spoils its row: times 0 it is no number.
+        // A weight that is infinite or NaN makes its whole row NaN or infinite, since times 0 it is NaN.
         const bool finite = std::all_of(weights, weights + columns, [](float w) { return std::isfinite(w); });
         wrong += finite ? got[r] != weights[c] : std::isfinite(got[r]);
       }
@@ -396,7 +396,7 @@ TEST_CASE("cuda kernels - halves of every kind are widened as the codec does") {
 
 namespace {
 
-/// Of Hendrycks and Gimpel 2016, section 2, by tanh.
+/// GELU by tanh: Hendrycks and Gimpel 2016, section 2.
 double of_gelu(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
 }
@@ -442,7 +442,7 @@ TEST_CASE("cuda kernels - silu or gelu times up") {
 
 namespace {
 
-/// Sequences of their own length and capacity, and rows of a step over them.
+/// Sequences with their own lengths and capacities, and rows of a step over them.
 struct Sequences {
   std::vector<Buffer<float>*> caches;
   std::vector<std::uint32_t> capacities;
@@ -466,7 +466,7 @@ struct Sequences {
   }
 };
 
-/// Columns [n, `from`, `to`) of rows [n, all], and back.
+/// The columns from `from` to `to` of rows [n, all], and the inverse.
 std::vector<float> columns_of(const std::vector<float>& x, std::size_t all, std::size_t from, std::size_t to) {
   std::vector<float> part;
   for (std::size_t at = 0; at < x.size(); at += all) {
@@ -546,7 +546,7 @@ TEST_CASE("cuda kernels - queries and keys are bounded, normed and turned, and k
           };
           if (t.norm == 1) norm();
           for (std::size_t pair = 0; pair < half; ++pair) {
-            // This product is a float's.
+            // The kernel computes this product in float.
             const float angle = static_cast<float>(s.rows[i].position) * (is_long ? far : frequency)[pair];
             const double factor = is_long ? 0.5 : t.factor;
             const double cosine = factor * std::cos(double{angle}), sine = factor * std::sin(double{angle});
@@ -728,7 +728,7 @@ TEST_CASE("cuda kernels - of recent positions alone, keys and values are kept an
     const std::uint32_t kv_width = kv_heads * t.dim, width = heads * t.dim, all = width + 2 * kv_width;
     AttentionShape shape{heads, kv_heads, t.dim, 0, t.window};
     shape.chunk = t.chunk;
-    // A layer with all positions comes before this one, and one with recent ones.
+    // Before this layer comes one with all positions, and one with recent ones.
     const CacheNumbers before{2 * kv_width_of_others, 2 * kv_width};
     const std::vector<float> qkv = random_numbers(random, std::size_t{capacity} * all, 2);
     const std::size_t at = std::size_t{before.whole} * capacity + before.recent * t.recent;
@@ -756,7 +756,7 @@ TEST_CASE("cuda kernels - of recent positions alone, keys and values are kept an
       const std::vector<float> got = device.read(made);
       CHECK(same_bits(got.data(), device.read(expected).data(), got.size()));
     }
-    const std::vector<float> after = device.read(few);  // what is not the layer's is as it was
+    const std::vector<float> after = device.read(few);  // what belongs to other layers is unchanged
     CHECK(same_bits(after.data(), first.data(), at));
     CHECK(same_bits(after.data() + after.size() - 40, first.data() + first.size() - 40, 40));
   }
@@ -887,7 +887,7 @@ TEST_CASE(
 
 namespace {
 
-/// One layer's delta rule over one sequence's rows, as it is written: `memory` is what was remembered, and then what is.
+/// One layer's delta rule over the rows of one sequence, as it is defined. `memory` is updated.
 Doubles by_delta_rule(const DeltaShape& s, const DeltaWeights& w, const std::vector<float>& kernel,
                       const std::vector<float>& scale, const std::vector<float>& bias, const std::vector<float>& norm,
                       const Doubles& x, const Doubles& gates, const Doubles& rates, std::vector<double>& memory) {
@@ -957,7 +957,7 @@ TEST_CASE("cuda kernels - the delta rule takes each sequence on from what it rem
     for (float& v : scale) v = -std::abs(v);
     const Buffer<float> device_kernel(kernel), device_scale(scale), device_bias(bias), device_norm(norm);
     DeltaWeights w{device_kernel, device_scale, device_bias, device_norm, 1e-5F};
-    // Three rows of one sequence from position 5 on, four of another from its first on, and one of a third.
+    // Three rows of one sequence from position 5, four of another from its start, and one of a third.
     const std::uint32_t counts[] = {3, 4, 1}, firsts[] = {5, 0, 6};
     const std::size_t begin = s.before.whole * capacity + layer * memory;
     const std::size_t all = s.before.whole * capacity + layers * memory;
@@ -966,7 +966,7 @@ TEST_CASE("cuda kernels - the delta rule takes each sequence on from what it rem
     std::vector<RowPlace> rows;
     for (std::size_t i = 0; i < 3; ++i) {
       before.push_back(random_numbers(random, all));
-      if (firsts[i] == 0) {  // what a sequence before it has left is nothing to it
+      if (firsts[i] == 0) {  // what an earlier sequence has left must not matter
         std::fill_n(before[i].begin() + static_cast<std::ptrdiff_t>(begin), memory,
                     std::numeric_limits<float>::quiet_NaN());
       }
@@ -1019,7 +1019,7 @@ TEST_CASE("cuda kernels - the delta rule takes each sequence on from what it rem
       row += counts[i];
     }
 
-    // In two steps, from anew: each row, and what is remembered, to the bit.
+    // The same rows in two steps, from the start: each row and the memory are equal, to the bit.
     const std::vector<float> first = device.read(*caches[0]);
     check(cudaMemcpy(*caches[0], before[0].data(), all * sizeof(float), cudaMemcpyHostToDevice));
     check(cudaDeviceSynchronize());
@@ -1040,7 +1040,7 @@ TEST_CASE("cuda kernels - short convolutions take each sequence on from its last
     const std::vector<float> kernel = random_numbers(random, s.kernel * channels),
                              x = random_numbers(random, n * 3 * channels, 2);
     const Buffer<float> device_kernel(kernel), device_x(x), out(n * channels);
-    // Four rows of one sequence from position 3 on, and two of another from its first on.
+    // Four rows of one sequence from position 3, and two of another from its start.
     std::vector<float> kept[2];
     std::vector<std::unique_ptr<Buffer<float>>> caches;
     std::vector<RowPlace> rows;
@@ -1063,7 +1063,7 @@ TEST_CASE("cuda kernels - short convolutions take each sequence on from its last
         const float now = row[c] * row[2 * channels + c];
         double sum = double{now} * kernel[before * channels + c];
         for (std::size_t t = 0; t < before; ++t) {
-          if (r == 4) last[t * channels] = 0;  // the second sequence's first
+          if (r == 4) last[t * channels] = 0;  // the first row of the second sequence
           sum += double{last[t * channels]} * kernel[t * channels + c];
         }
         for (std::size_t t = 0; t < before; ++t) last[t * channels] = t + 1 < before ? last[(t + 1) * channels] : now;
@@ -1096,7 +1096,7 @@ TEST_CASE("cuda kernels - what attention gives is weighed by sigmoids") {
 TEST_CASE("cuda kernels - scores far apart neither overflow nor vanish") {
   const Device device;
   constexpr std::uint32_t dim = 4, capacity = 70;
-  for (const bool early : {true, false}) {  // what stands out is seen by the first warp, too, or by a later one alone
+  for (const bool early : {true, false}) {  // the first warp sees a high score, too, or only a later one does
     CAPTURE(early);
     std::vector<float> cache(std::size_t{2} * capacity * dim);
     for (std::uint32_t p = 0; p < capacity; ++p) {
@@ -1179,7 +1179,7 @@ TEST_CASE("cuda kernels - equal scores go to the lower expert, and rows that are
   for (const std::uint32_t e : {65U, 34U, 2U}) weights[e] = 2;
   weights[40] = 3;
   const Buffer<float> memory(weights), scores(std::size_t{n} * experts);
-  // The second row's scores are all equal, the third's are reversed, the last one's are no numbers.
+  // In the second row all scores are equal, in the third they are reversed, and in the last they are NaN.
   const Buffer<float> x(std::vector<float>{1, 0, -1, std::numeric_limits<float>::quiet_NaN()});
   const Buffer<unsigned> counter(std::vector<unsigned>{0});
   const DenseWeight gates{reinterpret_cast<const std::byte*>(static_cast<float*>(memory)), FloatType::f32, experts, 1};
@@ -1195,7 +1195,7 @@ TEST_CASE("cuda kernels - equal scores go to the lower expert, and rows that are
 
 namespace {
 
-/// Experts on the device, and what they are.
+/// Experts on the device, and the values that they are stored as.
 struct Experts {
   Experts(const ExpertShape& s, Precision p, std::uint32_t count, test::Random& random) : shape(s), precision(p) {
     for (std::uint32_t e = 0; e < count; ++e) {
@@ -1228,7 +1228,7 @@ struct Experts {
     for (Buffer<std::byte>* m : memory) delete m;
   }
 
-  /// What expert `e` makes of x [rows, hidden].
+  /// What expert `e` computes from x [rows, hidden].
   [[nodiscard]] Doubles run(std::size_t e, const Doubles& x) const {
     Doubles gate = product(x, weights[3 * e]);
     const Doubles up = product(x, weights[3 * e + 1]);
@@ -1248,7 +1248,7 @@ struct Experts {
   std::vector<Buffer<std::byte>*> memory;
 };
 
-/// Which assignments each expert has: descriptors as the engine makes them.
+/// Which assignments each expert has, as the descriptors that the engine makes.
 struct Routes {
   std::vector<std::uint32_t> assignments;
   std::vector<ExpertTask> tasks;
@@ -1264,7 +1264,7 @@ struct Routes {
   }
 };
 
-/// Results [n * top_k, hidden]; 7 where no assignment is.
+/// Results [n * top_k, hidden]; places without an assignment stay 7.
 std::vector<float> run_experts(const Device& device, const ExpertShape& s, const Routes& routes, std::uint32_t top_k,
                                const Buffer<float>& x, std::uint32_t all) {
   const Buffer<std::uint32_t> assignments(routes.assignments);
@@ -1279,7 +1279,7 @@ std::vector<float> run_experts(const Device& device, const ExpertShape& s, const
   return device.read(results);
 }
 
-/// A group of experts with 20, 1, 3, 0 and 8 rows, and all of it again in pieces.
+/// A group of experts with 20, 1, 3, 0 and 8 rows, compared with the same experts and rows by themselves.
 void check_experts(const ExpertShape& s, Precision p, test::Random& random) {
   const std::string type_name = name_of(s.type);
   CAPTURE(type_name);
@@ -1314,7 +1314,7 @@ void check_experts(const ExpertShape& s, Precision p, test::Random& random) {
     const Doubles expected = e.run(i, rows);
     CHECK(worst_error(results, expected) < tolerance);
 
-    Routes all_alone;  // as a group of its own, and each of its rows alone in one
+    Routes all_alone;  // each expert as its own group, and each row alone in one
     all_alone.add(e, i, wanted[i]);
     const std::vector<float> again = run_experts(device, s, all_alone, top_k, input, all);
     for (std::size_t r = 0; r < wanted[i].size(); ++r) {
@@ -1479,7 +1479,7 @@ TEST_CASE("cuda kernels - experts that are longer than shared memory, and many a
       }
     }
   }
-  // 40 experts for one row: so many blocks that a warp takes twice as many features. The results stay.
+  // 40 experts for one row make so many blocks that a warp takes twice as many features. The results stay the same.
   const ExpertShape s{1024, 64, FloatType::bf16, 32};
   const Experts e(s, Precision::int4, 1, random);
   const std::vector<float> x = random_numbers(random, s.hidden);
@@ -1550,7 +1550,7 @@ TEST_CASE("cuda kernels - sums over ranks with what is left out and what the hos
           magnitudes(i, c) = magnitude;
         }
       }
-      // What is elsewhere must not be read: it is no number.
+      // Values of the other side must not be read, so they are NaN.
       std::vector<float> on_card = results;
       void* mapped = nullptr;
       check(cudaHostAlloc(&mapped, of_host.size() * sizeof(float), cudaHostAllocMapped | cudaHostAllocPortable));

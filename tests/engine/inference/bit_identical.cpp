@@ -85,24 +85,25 @@ void all_of(const std::string& name, bool virtual_clock, std::size_t batch) {
       const std::string& stack = info.name;
       ++number;
       if (!info.lossless || (info.keeps_everything && stack != "resident")) continue;
-      // The first stacks in both layouts, the others as their papers lay them out, and on the first prompt.
+      // The first stacks run in both layouts; the others in their papers' layout, and on the first prompt only.
       const bool first = stack == "on-demand" || stack == "lru" || stack == "cross-layer-lru";
       if (!first && &texts != &batches[0]) continue;
       for (const std::uint64_t eighths : {1U, 2U, 4U, 8U}) {
-        // EAP shrinks experts only where the budget does not hold them all.
+        // EAP only shrinks experts if the budget does not hold them all.
         const bool shrunk =
             info.precisions.bits == PrecisionSet(Precision::int4).bits && (stack != "activation-path" || eighths < 8);
         for (const PoolChoice pools : {PoolChoice::stack, PoolChoice::per_layer, PoolChoice::one}) {
           if (first == (pools == PoolChoice::stack)) continue;
           if (quick() && (eighths % 4 != 1 || stack == "resident")) continue;
           if (stack == "resident" && eighths < 8) continue;  // takes no budget
-          // In real time two of a stack's four budgets, in turn. FERRY_TEST_ALL: each.
+          // In real time two of a stack's four budgets take turns. FERRY_TEST_ALL: all four.
           const bool in_turn = (eighths <= 2) == (number % 2 == 1);
           const bool every_budget = virtual_clock || first || stack == "resident" || quick() || all_of_it();
           if (!every_budget && !in_turn) continue;
           for (const std::uint64_t speed : speeds) {
-            // The slowest link for the first stacks alone, in one layout, at the smallest budget, where real time passes;
-            // of the faster ones one, in turn, and of all of them on the virtual clock. FERRY_TEST_ALL: each.
+            // Where real time passes, the slowest link is for `resident` and, in one layout at the smallest budget, for the
+            // first stacks. Of the other speeds (on the virtual clock of all) one is tried, in turn. FERRY_TEST_ALL: each of
+            // those.
             const bool few = !first || eighths > 1 || pools == PoolChoice::one;
             const auto turn = static_cast<std::size_t>(number + std::bit_width(eighths));
             if (!virtual_clock && speed == expert * 1'000 && few && stack != "resident") continue;
@@ -113,7 +114,7 @@ void all_of(const std::string& name, bool virtual_clock, std::size_t batch) {
             o.budget_bytes = all * eighths / 8;
             o.pools = pools;
             o.link_bytes_per_s = speed;
-            // Tests share the cores: most copy threads sleep when they have nothing to do.
+            // Tests share the cores, so most copy threads sleep when they have nothing to do.
             o.linger_ns = stack == "cross-layer-lru" ? usual_linger_ns() : 0;
             o.prefetch_chunk_bytes = number % 2 == 0 ? expert / 3 : 0;
             if (virtual_clock) {
@@ -167,12 +168,12 @@ TEST_CASE("tiny-mixtral on the host thread, batch 3, is bit-identical to residen
   all_of("tiny-mixtral", false, 3);
 }
 
-/// A stack with its lossy part at the neutral setting gives what the resident model gives; at a harsher one it does
-/// not, so that the comparison can fail.
+/// A stack whose lossy part has the neutral setting gives what the resident model gives. With a harsher one it does not, so
+/// the comparison can fail.
 void neutral(const std::string& name, const std::string& stack, const std::string& reference,
              void (*set)(RunnerOptions&, bool neutral)) {
   const bool whole = stack == "ferry-lossy" || stack == "hobbit" || stack == "importance-driven" ||
-                     stack == "fate";  // not an ablation's step
+                     stack == "fate";  // the others are steps of an ablation
   for (const std::size_t batch : {1U, 3U}) {
     if (batch > 1 && !whole) continue;
     const std::vector<std::string> texts(prompts().begin(), prompts().begin() + static_cast<std::ptrdiff_t>(batch));
@@ -242,7 +243,7 @@ TEST_CASE("partial hidden states change nothing that layers remember") {
     o.stack = "resident";
     const Generated right = run(path, texts, o);
     o.stack = "importance-driven";
-    o.alpha = 0;  // no expert stands in for another
+    o.alpha = 0;  // no expert replaces another
     o.budget_bytes = model(path).store().layout().bytes() * model(path).config().moe_layer_count() *
                      model(path).config().experts / 2;
     Counters counters;
@@ -303,9 +304,8 @@ TEST_CASE("a thread that makes the predicted rows changes nothing that is predic
     o.gate_worker = true;
     const Generated two = run("tiny-qwen-moe", prompts(), o, &beside);
     const Generated three = run("tiny-qwen-moe", prompts(), o, &again);
-    // The worker's rows reach the core after the resident experts ran, not before: another time, so other prefetches
-    // may be late; what was predicted is the same, and the same each time.
-    // Where the depth of the look depends on what is there, or the routing on the cache, that may differ, too.
+    // The worker's rows reach the core after the resident experts ran, not before. That may make other prefetches late, but
+    // what is predicted is the same each time, except where the depth depends on what is resident, or routing on the cache.
     if (stack == "cross-layer-lru") CHECK(inside.prefetch.accuracy.predicted == beside.prefetch.accuracy.predicted);
     CHECK(same(two, three));
     CHECK(beside.of(Phase::decode).bytes == again.of(Phase::decode).bytes);
@@ -368,7 +368,7 @@ TEST_CASE("the device computes only from slots: spoiling the host's copy after l
   g.max_new_tokens = 4;
   RunnerOptions o;
   o.stack = "resident";
-  const auto resident = make_runner(own, o);  // its copies have landed
+  const auto resident = make_runner(own, o);  // the copies of its preload have landed
   o.stack = "on-demand";
   o.budget_bytes = 1'000'000;
   const auto on_demand = make_runner(own, o);

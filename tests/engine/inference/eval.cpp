@@ -44,7 +44,7 @@ Evaluated evaluate_one(const std::string& stack, const std::string& text, const 
 const std::string ferry_eval = test::ferry_program() + " eval --model tiny-mixtral ";
 
 TEST_CASE("a byte's score is what its logits say") {
-  // Probabilities 1/4, 3/4 of the resident model, 1/2, 1/2 of the stack, whose tie goes to the first token.
+  // The resident model's probabilities are 1/4 and 3/4. The stack's are 1/2 each, and its tie goes to the first token.
   Eigen::RowVectorXf resident(2), stack(2);
   resident << 1, 1 + std::log(3.0F);
   stack << 7, 7;

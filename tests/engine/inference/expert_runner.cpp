@@ -62,7 +62,7 @@ TEST_CASE("a runner has no device of its own: a model gives its, or the options 
 TEST_CASE("a runner's statistics are those of its pipeline and device, also through one that passes calls on") {
   RunnerOptions o = quarter("cross-layer-lru");
   o.link_bytes_per_s = 3'000'000'000;
-  CpuModel model(test::model_folder("tiny-qwen-moe"));  // of its own: no other test has shrunk its experts
+  CpuModel model(test::model_folder("tiny-qwen-moe"));  // not the shared one: in this no other test has shrunk experts
   const auto runner = make_runner(model, o);
   const PassingRunner passing(*runner);
   const RunnerStatistics before = passing.statistics();
@@ -126,7 +126,7 @@ TEST_CASE("on the virtual clock a step that was abandoned leaves nothing in what
 }
 
 TEST_CASE("a text goes on from nothing that a step which failed has left") {
-  /// Fails once, in a layer behind the first.
+  /// Fails once, in a later layer than the first.
   class FailsOnce final : public PassingRunner {
    public:
     FailsOnce(ExpertRunner& runner, int call) : PassingRunner(runner), left_(call) {}

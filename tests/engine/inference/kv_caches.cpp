@@ -1,5 +1,5 @@
-// Keys and values: layers that attend to a window or chunk keep recent positions alone, and what models compute is the same to
-// the last bit; of 16 bits each they are the nearest.
+// Keys and values: layers that attend to a window or chunk only keep recent positions, and models compute the same to the last
+// bit. In 16 bits each value is the nearest one.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,14 +33,14 @@ std::uint32_t some_token(std::uint32_t at) {
   return 97 + (at * at + 7 * at) % 26;
 }
 
-/// The least room that layers with a window of 16 can do with.
+/// The least room with which layers with a window of 16 can work.
 CacheRoom tight(const ModelConfig& config, std::uint32_t positions, std::uint32_t rows) {
   CacheRoom room(config, positions, rows);
   room.recent = 16 + 2 * rows;
   return room;
 }
 
-/// Logits [tokens, vocabulary] of two texts, of which a step has so many tokens together, by turns from either's.
+/// Logits [tokens, vocabulary] of two texts. A step has `rows` tokens, alternately from either text.
 Matrix logits_of_two(CpuModel& model, const std::string& stack, const CacheRoom& room, std::uint32_t rows) {
   const auto runner = runner_with_half(model, stack);
   std::vector<KvCache> caches;
@@ -58,7 +58,7 @@ Matrix logits_of_two(CpuModel& model, const std::string& stack, const CacheRoom&
   return all;
 }
 
-/// A checkpoint whose context is long enough to let go of something.
+/// Copies a checkpoint, with a context long enough that positions are dropped.
 std::filesystem::path with_long_context(const std::string& family, const std::filesystem::path& folder) {
   std::filesystem::copy(test::golden_file("zoo") / family, folder, std::filesystem::copy_options::recursive);
   std::ifstream in(folder / "config.json");
@@ -79,7 +79,7 @@ TEST_CASE("caches of recent positions: logits are those of caches with all posit
       CAPTURE(rows);
       const CacheRoom all(model.config(), positions, 0), few = tight(model.config(), positions, rows);
       CHECK(model.make_cache(few).bytes() < model.make_cache(all).bytes());
-      for (const char* stack : {"lru", "importance-driven"}) {  // which attends from partial hidden states, too
+      for (const char* stack : {"lru", "importance-driven"}) {  // the second also attends from partial hidden states
         const bool same = logits_of_two(model, stack, few, rows) == logits_of_two(model, stack, all, rows);
         CHECK(same);
       }
@@ -132,12 +132,12 @@ TEST_CASE("caches of recent positions: a text goes back as far as they remember,
   decoder.add(request(1500, 1500));
   CHECK(finish(decoder) == anew(request(1500, 1500)));
   CHECK(decoder.cache_bytes() < cache_bytes(model.config(), CacheRoom(model.config(), 2400, 0)));
-  // 1503 tokens are there: it goes back by 512 and a step at most.
+  // 1503 tokens are cached: the decoder goes back by at most 512 and a step.
   CHECK(decoder.add_behind(0, request(1600, 927)) == 927);
   CHECK(finish(decoder) == anew(request(1600, 927)));
   CHECK(decoder.add_behind(0, request(1610, 600)) == 0);
   CHECK(finish(decoder) == anew(request(1610, 600)));
-  // The whole of it is there for a text that goes on.
+  // A text that goes on finds all of it cached.
   DecodeRequest longer = request(1610, 600);
   const std::vector<std::uint32_t> made = decoder.decoded(0).tokens;
   longer.tokens.insert(longer.tokens.end(), made.begin(), made.end());
@@ -146,7 +146,7 @@ TEST_CASE("caches of recent positions: a text goes back as far as they remember,
   const std::vector<float> got = finish(decoder), expected = anew(longer);
   REQUIRE(got.size() == expected.size());
   for (std::size_t i = 0; i < got.size(); ++i)
-    CHECK(std::abs(got[i] - expected[i]) < 1e-5F);  // other steps of a prompt
+    CHECK(std::abs(got[i] - expected[i]) < 1e-5F);  // the prompt was run in other steps
 }
 
 TEST_CASE("caches of recent positions: a step larger than they were made for is refused, not computed wrong") {
@@ -184,7 +184,7 @@ TEST_CASE("keys and values of 16 bits: the nearest of what 32 have, in half the 
     for (CpuModel* model : {&floats, &halves}) {
       model->forward(Phase::prefill, rows, caches[model == &halves ? 1 : 0], *runner_with_half(*model, "lru"), 1);
     }
-    std::uint32_t layer = 0;  // the first that attends: what it reads is the same, but for what stands before it
+    std::uint32_t layer = 0;  // the first layer with attention, whose input only depends on layers without
     while (floats.config().layer[layer].linear) ++layer;
     const Matrix &own = caches[0][0].keys[layer], &made = caches[1][0].keys[layer];
     REQUIRE(made.size() * 2 == own.size());

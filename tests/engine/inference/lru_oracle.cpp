@@ -106,7 +106,7 @@ void check_hits(const std::string& name) {
         model.forward(Phase::decode, {{0, tokens[at], at}}, caches, *runner, 1);
       }
 
-      // Slots by hand: two for the stream unless everything fits; the rest over the layers, shallow ones first.
+      // Slots as worked out by hand: two for the stream unless everything fits, the others over the layers, shallow ones first.
       const std::uint64_t all = std::uint64_t{c.layers} * c.experts;
       const std::uint64_t total = all * eighths / 8, cached = total == all ? all : total - 2;
       std::vector<Oracle> oracles;

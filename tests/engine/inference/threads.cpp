@@ -1,4 +1,4 @@
-// How many threads compute changes no bit: not of the device's share, nor of the host's beside it.
+// The number of threads changes no bit, neither of the device's share nor of the host's beside it.
 #include <doctest/doctest.h>
 
 #include "engine/fixtures/generated.hpp"
@@ -43,7 +43,7 @@ TEST_CASE("with activations of 8 bits, too, and only codes are multiplied with t
   };
   const auto int4 = of("resident-int4", Activations::int8, 1);
   CHECK(of("resident-int4", Activations::int8, 3) == int4);
-  CHECK(of("static-host-int4", Activations::int8, 1) == int4);  // where they are computed changes nothing
+  CHECK(of("static-host-int4", Activations::int8, 1) == int4);  // where they are computed makes no difference
   CHECK(of("static-host-int4", Activations::int8, 3) == int4);
   CHECK(of("resident-int4", Activations::floats, 1) != int4);
   const auto full = of("resident", Activations::floats, 1);

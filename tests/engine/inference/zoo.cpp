@@ -50,7 +50,7 @@ std::unique_ptr<ExpertRunner> runner_of(CpuModel& model, const std::string& stac
   return make_runner(model, o);
 }
 
-/// Logits [tokens, vocabulary] of a text whose first tokens are run in chunks, and those behind `prompt` one by one.
+/// Logits [tokens, vocabulary] of a text. The first `prompt` tokens run in chunks, the others one by one.
 Matrix run(CpuModel& model, ExpertRunner& runner, const std::vector<std::uint32_t>& tokens, std::uint32_t prompt,
            std::uint32_t chunk, const GateObserver& observer = {}) {
   const auto n = static_cast<std::uint32_t>(tokens.size());
@@ -88,7 +88,7 @@ std::vector<std::uint32_t> greedy(CpuModel& model, ExpertRunner& runner, std::ve
   return made;
 }
 
-/// Each row's experts are those of the golden, where none is as good as another, with its weights.
+/// Checks that each row chooses the golden's experts with its weights, where no other expert scores the same.
 struct ChoiceCheck {
   const ModelConfig& config;
   const Safetensors& golden;
@@ -141,7 +141,7 @@ void check_family(const std::string& family) {
     CAPTURE(prompt);
     const std::vector<std::uint32_t> tokens = token_ids_of(golden.at(prompt + ".input_ids"));
     const Matrix logits = matrix(golden.at(prompt + ".logits"));
-    for (const std::uint32_t chunk : {128U, 19U, 1U}) {  // at once, in pieces that divide nothing, and token by token
+    for (const std::uint32_t chunk : {128U, 19U, 1U}) {  // at once, in uneven pieces, and token by token
       CAPTURE(chunk);
       ChoiceCheck choices(model, golden);
       GateObserver observer;
@@ -296,7 +296,7 @@ TEST_CASE("where gates read something else than experts, predictions are made of
   const Safetensors golden(folder_of("gemma4") / "expected.safetensors");
   const std::vector<std::uint32_t> tokens = token_ids_of(golden.at("long.input_ids"));
   const std::uint32_t layers = model.config().moe_layer_count();
-  std::vector<Eigen::Index> named(layers, -1);  // by the gate before
+  std::vector<Eigen::Index> named(layers, -1);  // what the gate of the layer before predicts
   std::vector<std::uint64_t> right(layers, 0);
   const GateObserver observer = [&](std::uint32_t layer, const Matrix& input, const GateScores& scores) {
     REQUIRE(input.rows() == 1);
@@ -316,9 +316,9 @@ TEST_CASE("where gates read something else than experts, predictions are made of
     CHECK(runner->statistics().accuracy[0][l].rows_top1 == right[l]);
     CHECK(right[l] < tokens.size());
   }
-  // Of partial hidden states that lack nothing nothing is left to predict.
+  // If a partial hidden state lacks nothing, nothing is left to predict.
   const auto partial = runner_of(model, "importance+pre", 1);
-  run(model, *partial, tokens, 0, 1);  // brings everything in
+  run(model, *partial, tokens, 0, 1);  // makes everything resident
   const Accuracy before = partial->statistics().accuracy[0][2];
   run(model, *partial, tokens, 0, 1);
   const Accuracy after = partial->statistics().accuracy[0][2];

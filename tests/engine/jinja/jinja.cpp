@@ -21,7 +21,7 @@ using ferry::test::refusal;
 using ferry::test::says;
 using nlohmann::ordered_json;
 
-/// When the golden's clock stands still.
+/// The time at which the golden's clock stands still.
 std::tm golden_time() {
   std::tm time{};
   time.tm_year = 2025 - 1900;
@@ -46,7 +46,7 @@ std::string render(const std::string& source, const ordered_json& context = orde
   return made.render(context);
 }
 
-/// The message of an error, with the line that it has to name.
+/// The message of an error, which has to name its line.
 std::string refused(const std::string& source, const ordered_json& context = ordered_json::object()) {
   return refusal("t: line ", [&] { static_cast<void>(render(source, context)); });
 }

@@ -18,7 +18,7 @@ using namespace ferry;
 using namespace ferry::engine;
 using ferry::test::paths;
 
-/// Keys of `dim`, values of the same, and the usual scale.
+/// Keys and values of the same width, and the usual scale.
 AttentionShape usual(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t dim, FloatType type = FloatType::f32) {
   return {heads, kv_heads, dim, dim, dim, 1 / std::sqrt(static_cast<float>(dim)), type};
 }
@@ -62,7 +62,7 @@ Matrix random_rows(std::size_t rows, const AttentionShape& shape, test::Random& 
   return q;
 }
 
-/// The largest error, in times the largest value.
+/// The largest error relative to the largest value.
 double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& rows, const Matrix& q,
                    const Matrix& out, const std::vector<float>& sinks = {}) {
   const auto is_of = [&](std::size_t sequence, std::size_t r) { return s.row(sequence, 1).keys == rows[r].keys; };
@@ -120,7 +120,7 @@ TEST_CASE("attention is what its formula says, and a row's result does not depen
         usual(6, 2, 128, FloatType::f16), usual(4, 1, 80, FloatType::f16), usual(2, 2, 10, FloatType::f16)}) {
     CAPTURE(shape.head_dim);
     const Sequences s(shape, 150, 2, random);
-    // A chunk of a prompt, longer than what is computed at once; a step of another sequence; and its first token.
+    // A chunk of a prompt, longer than what is computed at once; a step of another sequence; and the first token of one.
     std::vector<AttentionKernel::Row> rows;
     for (std::uint32_t seen = 90; seen <= 130; ++seen) rows.push_back(s.row(0, seen));
     rows.push_back(s.row(1, 149));

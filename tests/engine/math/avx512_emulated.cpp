@@ -1,4 +1,4 @@
-// The AVX-512 path, instruction by instruction in software: processors that have it are not everywhere.
+// The AVX-512 path, instruction by instruction in software, because not every machine has it.
 #include "engine/math/avx512_emulated.hpp"
 
 #include <doctest/doctest.h>
@@ -37,7 +37,7 @@ void check(const Layout& w, test::Random& random, bool int8 = false) {
   for (const Eigen::Index rows : {1, 2, 3, 17}) {
     CAPTURE(rows);
     Matrix x(rows, w.columns), y;
-    // 8 bits lose nothing of such activations: in each 64 of them one is 127.
+    // Rounding such activations to 8 bits loses nothing, since one of each 64 is 127.
     for (Eigen::Index r = 0; r < rows; ++r) {
       for (std::uint32_t c = 0; c < w.columns; ++c) {
         x(r, c) = c % 64 == 0 ? 127 : static_cast<float>(random.below(255)) - 127;

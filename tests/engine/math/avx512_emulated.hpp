@@ -11,7 +11,7 @@
 
 namespace ferry::test {
 
-/// What SIMDe 0.7.4 lacks: lane by lane.
+/// Lane by lane, for intrinsics that SIMDe 0.7.4 lacks.
 template <class From, class To, class Source, class Change>
 To each_lane(const Source& source, const Change& change) {
   From from[16];
@@ -40,7 +40,7 @@ inline __m512i widen8_signed(__m128i v) {
 inline __m512 to_floats(__m512i v) {
   return each_lane<std::int32_t, __m512>(v, [](std::int32_t i) { return static_cast<float>(i); });
 }
-/// Of each four lanes those that the bits name, two bits a lane.
+/// Permutes each group of four lanes by two bits a lane.
 inline __m512 permute(__m512 v, unsigned which) {
   float from[16], to[16];
   std::memcpy(from, &v, sizeof(from));
@@ -48,7 +48,7 @@ inline __m512 permute(__m512 v, unsigned which) {
   std::memcpy(&v, to, sizeof(to));
   return v;
 }
-/// Two quarters of a, and behind them two of b.
+/// Two quarters of a, followed by two of b.
 inline __m512 quarters(__m512 a, __m512 b, unsigned which) {
   float from[32], to[16];
   std::memcpy(from, &a, sizeof(a));

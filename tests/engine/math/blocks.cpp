@@ -30,7 +30,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-/// A matrix of the golden's blocks, over and over.
+/// A matrix that repeats the golden's blocks.
 std::vector<std::byte> matrix_of(const BlockLayout& m, const Tensor& blocks) {
   std::vector<std::byte> out(m.bytes());
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = blocks.data[i % blocks.bytes];

@@ -29,7 +29,7 @@ using Doubles = Eigen::MatrixXd;
 constexpr double tolerance = 1e-5;  // of an expert, relative to its norm
 constexpr Eigen::Index most_rows = 20;
 
-/// Between -1 and 1, in some groups of 32 much smaller.
+/// Between -1 and 1, but much smaller in some groups of 32.
 std::vector<float> random_weights(test::Random& random, std::size_t count) {
   std::vector<float> weights(count);
   float factor = 1;
@@ -74,7 +74,7 @@ double worst_error(const Matrix& y, const Doubles& expected) {
   return ((y.cast<double>() - expected).rowwise().norm().array() / expected.rowwise().norm().array()).maxCoeff();
 }
 
-/// Whether rows give the same bits when computed in other company: the last n of them, for each n.
+/// Whether the last n rows give the same bits when they are computed without the others, for each n.
 template <class Run>
 bool rows_stand_alone(const Matrix& x, const Matrix& y, const Run& run) {
   Matrix some;
@@ -103,7 +103,7 @@ void check_product(const Layout& w, test::Random& random) {
     auto run = [&](const Matrix& rows, Matrix& to) { product.run(w, weights, rows, to); };
     run(x, y);
     REQUIRE(y.rows() == most_rows);
-    // Relative to the terms of the sums, which may cancel each other.
+    // Relative to the magnitudes of the terms, since these may cancel each other.
     CHECK(((y.cast<double>() - expected).rowwise().norm().array() / terms.rowwise().norm().array()).maxCoeff() < 2e-6);
     CHECK(rows_stand_alone(x, y, run));
     if constexpr (std::is_same_v<Layout, PassThroughLayout>) {
@@ -130,11 +130,11 @@ TEST_CASE("products with stored weights of every type and width, group and odd l
     }
   }
   for (const std::uint32_t outputs : {1U, 2U, 4U, 8U}) check_product(PackedLayout{outputs, 70, 4, 32}, random);
-  // Nothing fills the groups up, and the last row ends in the middle of two.
+  // Nothing pads the groups, and the last row ends in the middle of two.
   for (const std::uint32_t bits : {8U, 4U, 2U}) check_product(PackedLayout{8, 96, bits, 32}, random);
 }
 
-/// Each 64 columns of a row rounded to 255 values, the largest of them the largest in magnitude.
+/// Rounds each 64 columns of a row to 255 values, so that the largest magnitude stays exact.
 Doubles rounded_to_int8(const Matrix& x) {
   Doubles rounded(x.rows(), x.cols());
   for (Eigen::Index r = 0; r < x.rows(); ++r) {
@@ -149,7 +149,7 @@ Doubles rounded_to_int8(const Matrix& x) {
   return rounded;
 }
 
-/// With activations of 8 bits. `weights`: nothing is behind them.
+/// Checks a product with activations of 8 bits. Nothing follows `weights` in memory.
 template <class Layout>
 void check_int8_product(const Layout& w, const std::byte* weights, test::Random& random) {
   CAPTURE(w.columns);
@@ -379,7 +379,7 @@ TEST_CASE("threads that share a product change no bit of it" * doctest::test_sui
       }
     }
   };
-  // Odd numbers of outputs, which parts do not divide, and too few weights to share.
+  // Odd numbers of outputs that do not divide into parts, and weights too few to share.
   for (const auto& size : {std::pair{1203U, 500U}, {517U, 1057U}, {9U, 40'000U}, {30U, 30U}}) {
     const std::uint32_t rows = size.first, columns = size.second;
     CAPTURE(rows);
@@ -452,13 +452,13 @@ TEST_CASE("experts of every type, precision and odd size run as in double, and r
   }
 }
 
-/// The model's own routing and experts that become doubles first, weight by weight.
+/// The model's own routing, with experts that are converted to doubles first, weight by weight.
 class NaiveRunner final : public test::BareRunner {
  public:
   NaiveRunner(const ModelConfig& config, const ExpertStore& store, Precision p)
       : config_(config), store_(store), precision_(p) {}
 
-  /// The least distance of a chosen expert's score to the best that was not.
+  /// The least distance between the score of a chosen expert and the best that was not chosen.
   double least_margin = std::numeric_limits<double>::infinity();
 
   void plan(std::uint16_t layer, const Matrix& input, const GateScores& said, const Times& /*took*/) override {
@@ -534,7 +534,7 @@ void check_logits(const std::string& name) {
     const Doubles expected = logits_of(model, naive, tokens).cast<double>();
     const auto runner = make_runner(model, o);
     const double error = worst_error(logits_of(model, *runner, tokens), expected);
-    // Text that has no near tie between experts, which rounding alone, some 1e-7 of a score, could turn.
+    // The text has no near tie between experts, which rounding, some 1e-7 of a score, could turn by itself.
     CHECK(naive.least_margin > 5e-6);
     CHECK(error < 1e-4);
     MESSAGE(name << " " << stack << ": error of logits " << error << ", least margin of a gate " << naive.least_margin);
@@ -559,8 +559,8 @@ TEST_CASE("with activations of 8 bits a GGUF file's logits are nearly those of f
     model.set_activations(Activations::int8);
     const Matrix rounded = logits();
     const double error = (rounded - floats).norm() / floats.norm();
-    CHECK(error > 1e-3);  // each product's columns are rounded by up to 1 of 254
-    CHECK(error < 0.1);   // here and there another expert is chosen
+    CHECK(error > 1e-3);  // products round each column by up to 1 in 254
+    CHECK(error < 0.1);   // now and then another expert is chosen
     model.set_threads(3);
     CHECK((logits() == rounded) == true);
     model.set_activations(Activations::floats);

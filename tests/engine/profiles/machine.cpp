@@ -1,4 +1,4 @@
-// Machine files: what they cost, worked by hand, and what is refused in them.
+// Machine files: their costs, worked by hand, and what is refused in them.
 #include "profiles/machine.hpp"
 
 #include <doctest/doctest.h>
@@ -21,7 +21,7 @@ Json speed(double value) {
   return {{"value", value}, {"source", "made up"}};
 }
 
-/// Round numbers. `reference`: a shape file.
+/// A machine of round numbers. `reference`: a shape file.
 Json round_machine(const std::string& reference) {
   return {{"name", "round"},
           {"link",
@@ -53,7 +53,7 @@ Json round_shape() {
           {"bits_per_weight", 16}, {"dense_bits_per_weight", 16}};
 }
 
-/// The round machine, or with a change, read from a file.
+/// The round machine, with a change, if any, as read from a file.
 Machine read_round(const std::function<void(Json&)>& change = [](Json&) {}) {
   const TemporaryFolder folder;
   write_file(folder.path() / "reference.json", round_shape().dump());
@@ -145,7 +145,7 @@ TEST_CASE("stated costs: the paper's times come out for its model") {
   // Stated for 8 bits: an expert of 15000 bytes took 0.3 ms.
   const Machine eight = read_round([](Json& j) { j["stated"]["bits_per_weight"] = 8; });
   CHECK(eight.costs(model.work, CostSource::stated).link_bytes_per_s == 50'000'000);
-  // A layer that is stated to be faster than its parts has no such cost.
+  // If a layer is stated to be faster than its parts, nothing is left for starts.
   const Machine fast = read_round([](Json& j) { j["stated"]["layer_compute_s"] = speed(0.0001); });
   CHECK(fast.costs(model.work, CostSource::stated).device.start_ns == 10'000);
   // Nothing stated: the ratio is that of Mixtral-8x7B. An expert has 352321536 bytes, as many operations a row, and the
@@ -188,7 +188,7 @@ TEST_CASE("small experts that count as large ones take the same times") {
     CHECK(c.activations(0, rows) == full.activations(0, rows));
     CHECK(c.dense(0, rows) == full.dense(0, rows));
   }
-  // Nothing that was there is rounded away: 10000 bytes would be 1 / 3.
+  // A cost that is not zero stays above zero: 10000 bytes would become 1 / 3.
   small.expert_bytes = {{0, 0, 0, 0, 1}};
   ModelFacts thin = reference;
   thin.work[0].dense_bytes = 10'000;

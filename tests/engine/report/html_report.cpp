@@ -1,4 +1,4 @@
-// The report's page: whole, harmless whatever the JSON says, and with the numbers that its script draws. What it draws
+// The report's page is whole, harmless whatever the JSON says, and has the numbers that its script draws. What the script makes
 // of them is read back in a browser (tests/report/try_report.py).
 #include "report/html_report.hpp"
 
@@ -100,8 +100,8 @@ struct Element {
   [[nodiscard]] double number(const std::string& name) const { return std::stod(attributes.at(name)); }
 };
 
-/// Reads a page as strictly as XML is read, but for its style and script, and gives its elements in the order in which
-/// they close. Throws what is wrong.
+/// Reads a page as strictly as XML, except for its style and script, and returns its elements in the order in which they close.
+/// Throws what is wrong.
 std::vector<Element> parse(const std::string& page) {
   std::vector<Element> open, closed;
   auto wrong = [&](const std::string& what, std::size_t at) {
@@ -246,7 +246,7 @@ TEST_CASE("report: the page is well-formed, stands alone, and has every chart") 
   const std::string page = html_report(sweep(), lanes(), "A title");
   CHECK(sections(page) ==
         std::set<std::string>{"speed", "runs", "layers", "time", "outcomes", "bytes", "recall", "losses", "timeline"});
-  // But for Chart.js, whose notice has an address, nothing could be fetched.
+  // Nothing could be fetched: the only address is in the notice of Chart.js.
   const std::size_t library = page.find("<script>\n/*!");
   REQUIRE(library != page.npos);
   const std::size_t after = page.find("</script>", library);
@@ -262,7 +262,7 @@ TEST_CASE("report: the page is well-formed, stands alone, and has every chart") 
     if (e.tag == "canvas") CHECK(!e.attributes.at("aria-label").empty());
     charts += e.tag == "canvas" ? 1 : 0;
   }
-  CHECK(charts == data(page)["tables"].size() - 1);  // all runs are a table only
+  CHECK(charts == data(page)["tables"].size() - 1);  // the list of all runs is only a table
   CHECK(count(page, "<table>") == charts + 1);       // also without the script
   CHECK(html_report(sweep(), lanes(), "A title") == page);
 }
@@ -293,7 +293,7 @@ TEST_CASE("report: a chart is left out when nothing is known of what it shows") 
   for (Json& r : runs) r["bounds"].erase("belady_cache");
   CHECK_FALSE(sections(html_report(runs, {}, "")).contains("losses"));
 
-  // Without the phases' times the whole run's are shown, and without those nothing.
+  // Without times by phase the whole run's are shown, and without those nothing.
   for (Json& r : runs) r.erase("time");
   CHECK(tables(html_report(runs, {}, ""), "Time of the whole run").size() == 1);
   for (Json& r : runs) r.erase("stall_s");
@@ -361,7 +361,7 @@ TEST_CASE("report: lines are speeds by budget, and so are bounds") {
   check_numbers(fate[0], {10, 20, 80});
   check_numbers(fate[1], {25, 35, 80});
   check_numbers(fate[2], {50, 60, 80});
-  // Every expert resident is one level line for all; what a stack's own uses allow stands at each of its points.
+  // "All resident" is one level line for all. The bound that depends on a stack's own uses stands at each of its points.
   const auto level = rows(speed, "bound: all resident");
   REQUIRE(level.size() == 1);
   CHECK(level[0][1].is_null());
@@ -375,7 +375,7 @@ TEST_CASE("report: lines are speeds by budget, and so are bounds") {
 }
 
 TEST_CASE("report: no stack stands above its own bound, whatever others hold") {
-  // fate copies INT4 and runs at 60 tokens/s, which no stack could that holds full precision: that one's bound is 30.
+  // fate copies INT4 and runs at 60 tokens/s. A stack that holds full precision could not: its bound is 30.
   Json fate = run("fate", 25, 60), lru = run("lru", 25, 20), small = run("lru", 50, 25), half = run("fate", 50, 70);
   for (Json* r : {&fate, &half}) {
     (*r)["bytes_by_precision"] = {{"int4", 1000}};
@@ -433,7 +433,7 @@ TEST_CASE("report: stacked bars add up") {
   const Json bytes = table(page, "Bytes by precision");
   CHECK(bytes["unit"] == "MiB");
   check_numbers(bytes["rows"][0], {0, 0.5, 0, 1.5});
-  // One bar is far longer than the others: it is cut, and its table has it.
+  // A bar that is far longer than the others is cut; its table has the number.
   std::vector<Json> many;
   for (int i = 0; i < 8; ++i) many.push_back(run(fmt::format("stack-{}", i), 25, i == 0 ? 1 : 10));
   const std::string long_one = html_report(many, {}, "");
@@ -500,7 +500,7 @@ TEST_CASE("report: the table has the numbers") {
   }
   CHECK(lru.size() == expected.size());
   CHECK(fate["Stack"] == "fate");
-  // The host computed, so that the bound that lets it holds: 0.1 s over 0.012 s. Without, it is 0.1 over 0.0125.
+  // With host computation the bound with a host counts: 0.1 s over 0.012 s. Without it, it is 0.1 over 0.0125.
   Json alone = run("lru", 25, 10);
   alone["decode"]["host_computed"] = 0;
   const std::string page = section(html_report({alone}, {}, ""), "runs");
@@ -543,7 +543,7 @@ TEST_CASE("report: what is no run is refused by entry and field") {
 }
 
 TEST_CASE("report: numbers that cannot be leave the page whole") {
-  // Each number of a run in turn, at every kind of absurdity, beside runs that are sound.
+  // Each number of a run in turn gets every kind of absurd value, beside runs that are sound.
   std::vector<std::string> fields;
   const Json flat = run("lru", 25, 10).flatten();
   for (const auto& [field, value] : flat.items()) {
@@ -684,7 +684,7 @@ TEST_CASE("report: what was made up for a run is said, and tells runs of one sta
   runs[1]["assumed"] = {{"recall_top_k", 0.5}, {"recall_candidates", 0.75}, {"seed", 1}, {"what", {"predicted"}}};
   const std::string one = html_report({runs[0], runs[1]}, {}, "");
   CHECK(one.find("<dt>Made up</dt><dd>fate, recall assumed: 0.5, 0.75</dd>") != one.npos);
-  CHECK(tables(one, "Tokens a second").size() == 1);  // comparable with what reads nothing of it
+  CHECK(tables(one, "Tokens a second").size() == 1);  // comparable with runs that do not read what was made up
   runs[2]["assumed"] = {{"recall_top_k", 0.9}, {"recall_candidates", 1}};
   const std::string two = html_report(runs, {}, "");
   CHECK(two.find("fate, recall assumed: 0.5, 0.75</") != two.npos);

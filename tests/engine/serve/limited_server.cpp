@@ -21,7 +21,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// GET / says hello, POST /echo what it is sent; /locked takes nobody, and reads no body.
+/// GET / says hello, POST /echo returns its body, /locked answers nobody and reads no body.
 class LimitedEcho {
  public:
   explicit LimitedEcho(const ClientLimits& limits) : http_(limits) {
@@ -64,7 +64,7 @@ class LimitedEcho {
   int port() const { return port_; }
 
   std::atomic<int> hellos{0}, echoes{0}, slow{0};
-  std::atomic<bool> holds{true};  ///< /slow does not answer yet
+  std::atomic<bool> holds{true};  ///< while set, /slow does not answer
 
  private:
   LimitedServer http_;
@@ -132,7 +132,7 @@ TEST_CASE("a request that comes a byte at a time is given up when its time is ov
   limits.request_seconds = 0.5;
   LimitedEcho s(limits);
   const std::string in_head = "POST /echo HTTP/1.1\r\nX: ", in_body = post("Content-Length: 100000\r\n", "");
-  for (const int pause_ms : {5, 60}) {  // oftener than the server looks at its clock, and not so often
+  for (const int pause_ms : {5, 60}) {  // more often than the server looks at its clock, and less often
     for (const std::string* begun : {&in_head, &in_body}) {
       CAPTURE(pause_ms);
       const Client c(s);
@@ -140,7 +140,7 @@ TEST_CASE("a request that comes a byte at a time is given up when its time is ov
       c.send(*begun);
       while (seconds_since(begin) < 15 && c.send("a")) std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
       CHECK(seconds_since(begin) >= 0.5);
-      CHECK(seconds_since(begin) < 10);  // the server takes a second of what comes after it, and machines are busy
+      CHECK(seconds_since(begin) < 10);  // the server spends a second on what still comes, and machines are busy
     }
   }
   const Client c(s);
@@ -247,7 +247,7 @@ TEST_CASE("what is left of a request that was no request is not the next one") {
     CHECK(count(Client(s).ask(head + hidden), "HTTP/1.1 2") == 0);
   }
   CHECK(s.hellos == 0);
-  // As it should be, in any pieces, and another request behind it.
+  // A valid request, cut into any pieces, with another one behind it.
   const std::string whole = chunked + "3\r\nabc\r\n1;x=y\r\nd\r\nA\r\n0123456789\r\n0\r\n\r\n" + hidden;
   const std::string answers = Client(s).ask(whole);
   CHECK(answers.find("<abcd0123456789>") != std::string::npos);

@@ -31,7 +31,7 @@ RunnerOptions quarter_of_the_experts(Model& model) {
   return r;
 }
 
-/// tiny-mixtral at a port of this machine, as long as a test lasts.
+/// tiny-mixtral served at a port of this machine until the test ends.
 class Served {
  public:
   explicit Served(ServerOptions o = {}, DecodeLoop::Options l = {4, 64, 64})
@@ -66,7 +66,7 @@ class Served {
     REQUIRE(r);
     return Json::parse(r->body);
   }
-  /// What `ferry run` makes of a prompt.
+  /// The text that `ferry run` generates for a prompt.
   std::string alone(const std::string& prompt, std::uint32_t tokens) {
     const auto runner = make_runner(model_, quarter_of_the_experts(model_));
     GenerateOptions g;
@@ -80,7 +80,7 @@ class Served {
   std::uint16_t port() const { return server_->port(); }
   void another(const ServerOptions& o) { const Server other(loop_, api_, o); }
   DecodeLoop& loop() { return loop_; }
-  /// As `ferry serve` does once a signal has come.
+  /// Does what `ferry serve` does after a signal.
   void end() {
     server_->refuse_requests();
     loop_.close();
@@ -141,7 +141,7 @@ std::vector<Json> events(const std::string& body) {
   return all;
 }
 
-/// One that takes a while.
+/// A request that takes a while.
 DecodeRequest long_request() {
   DecodeRequest r;
   r.tokens = {97};
@@ -491,7 +491,7 @@ TEST_CASE("a client that goes leaves the queue to others, and what no queue has 
   later[0]->cancel();
   decoded[0]->cancel();
   while (!s.loop().is_idle()) std::this_thread::yield();
-  // A place and two that wait: three choices are taken, four never.
+  // One place and two that wait: three choices are accepted, four never are.
   CHECK(s.ask("/v1/completions", {{"prompt", "a"}, {"max_tokens", 1}, {"n", 3}})["choices"].size() == 3);
   const httplib::Result refused = s.post("/v1/completions", R"({"prompt":"a","max_tokens":1,"n":4})");
   REQUIRE(refused);
@@ -593,7 +593,7 @@ TEST_CASE("a client that goes is not decoded for") {
   CHECK(after.ended[static_cast<unsigned>(Ended::interrupted)] == 1);
   CHECK(after.cache_bytes == 0);
 
-  // The same of one that waits for all of it: somebody else's long text keeps its place meanwhile.
+  // The same for a client that waits for a whole answer, while another client's long text keeps its place.
   httplib::Client impatient = s.client();
   const std::string body = Json{{"prompt", "a"}, {"max_tokens", 500}, {"n", 4}}.dump();
   std::thread waits([&] { CHECK(!impatient.Post("/v1/completions", body, "application/json")); });
@@ -653,7 +653,7 @@ TEST_CASE("a client that closes its own end is told so, and gets no empty answer
     ::close(to);
     CHECK(said.starts_with(streams ? "HTTP/1.1 200" : "HTTP/1.1 499"));
     const bool told = said.find("closed its end of the connection") != std::string::npos;
-    CHECK(told != (said.find("data: [DONE]") != std::string::npos));  // or a stream was quicker, and is whole
+    CHECK(told != (said.find("data: [DONE]") != std::string::npos));  // a stream that was quicker is whole
   }
 }
 

@@ -29,7 +29,7 @@ using test::model;
 using test::prompts;
 using test::quick;
 
-/// Costs that depend on everything they can: rows, precision, both processors, latency.
+/// Costs that depend on everything that costs can: rows, precision, both processors, latency.
 Costs varied_costs(std::uint64_t expert_bytes) {
   Costs c;
   c.device = {expert_bytes * 50'000, 3'000'000'000, 1'500};  // an expert: 20 us, or 0.1 ms for 10 rows
@@ -192,7 +192,7 @@ TEST_CASE("clairvoyance: perfect prediction names what is asked for, Belady is n
   CHECK(knowing.counters.prefetch.accuracy.recall() == 1.0);
   CHECK(knowing.phase[decode].total < predicted.phase[decode].total);
   CHECK(knowing.phase[decode].total < belady.phase[decode].total);
-  // A stack that predicts keeps its cache, or its predictor.
+  // A stack that predicts keeps what is not clairvoyant: its predictor, or its cache.
   s.stack = "cross-layer-lru";
   s.knows = Clairvoyance::cache;
   CHECK(simulate(trace->trace, costs, s).counters.prefetch.accuracy.needed > 0);
@@ -212,7 +212,7 @@ TEST_CASE("clairvoyance: perfect prediction names what is asked for, Belady is n
 
 namespace {
 
-/// Values that are as far apart as a parameter allows, and one between them.
+/// The two extremes that a parameter allows, and a value in between.
 std::vector<Json> far_apart(const Parameter& p) {
   if (const auto* number = std::get_if<Parameter::Number>(&p.values)) {
     return {number->least, (number->least + number->most) / 2, number->most};
@@ -251,7 +251,7 @@ TEST_CASE("every parameter that a stack takes changes what the stack does") {
   wanted.prompt = wanted.tokens = 48;
   wanted.ahead = 4;
   const auto trace = synthesize(facts, wanted);
-  // A link on which a layer hides some copies.
+  // A layer hides some copies on this link.
   const Costs costs = read_machine("rtx3090-pcie3").costs(trace->work, CostSource::effective);
   for (const StackInfo& stack : all_stacks()) {
     CAPTURE(stack.name);

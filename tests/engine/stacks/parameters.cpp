@@ -1,4 +1,4 @@
-// The table of parameters: what it takes from files and flags, what it refuses, and where that goes.
+// The table of parameters: which values it takes from files and flags, which it refuses, and where they are stored.
 #include "stacks/parameters.hpp"
 
 #include <doctest/doctest.h>

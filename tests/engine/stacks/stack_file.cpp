@@ -1,4 +1,4 @@
-// Stacks that come with ferry with parameters, by the model that they were calibrated for.
+// Stack files that come with ferry, with parameters that were calibrated for a model.
 #include "stacks/stack_file.hpp"
 #include "profiles/shape.hpp"
 
@@ -33,7 +33,7 @@ TEST_CASE("every file of calibrated parameters is one that its stack takes, and 
       const std::string name = model.path().filename().string();
       if (made.contains("model")) {
         CHECK(made["model"] == name);
-      } else {  // a shape: traces that were made up for it
+      } else {  // a shape, for traces that were made up for it
         REQUIRE_FALSE(made["traces"].empty());
         for (const Json& trace : made["traces"]) CHECK(trace.get<std::string>().starts_with(name));
         CHECK_NOTHROW(static_cast<void>(read_shape(name)));
@@ -59,7 +59,7 @@ TEST_CASE("who gives one threshold does not get the other of a calibration") {
   CHECK(own_parameters(mine, Json{{"depth", 1U}}) == mine.parameters);
   CHECK(own_parameters(mine, Json{{"t1", 0.5}}) == Json{{"low-pool", 4U}});
   CHECK(parameters_of(mine, Json{{"t2", 0.05}}) == Json{{"low-pool", 4U}, {"t2", 0.05}});
-  NamedStack file = mine;  // a file that the user names is taken at its word
+  NamedStack file = mine;  // what a file of the user's own says is not questioned
   file.file = "mine.json";
   file.calibrated.clear();
   CHECK(own_parameters(file, Json{{"t1", 0.2}}) == mine.parameters);

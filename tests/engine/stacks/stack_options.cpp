@@ -55,7 +55,7 @@ struct Budgets {
   void resident(const char* /*name*/) {}
 };
 
-/// All of StackInfo that can be seen of a type, which is all but what it is in words.
+/// All of StackInfo that can be derived from a type, which is everything but its description.
 struct TypeTable {
   std::vector<StackInfo> rows;
 
@@ -115,7 +115,7 @@ std::string in_words(const Weights& w) {
   return fmt::format("{},{},{},{}", w.lru, w.lfu, w.lhu, w.fld);
 }
 
-/// Whether help says what each stack takes where a parameter is not given.
+/// Checks that help says which value each stack takes where a parameter is not given.
 struct Unset {
   template <class Stack>
   void stack(const char* name) {

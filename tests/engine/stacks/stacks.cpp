@@ -1,4 +1,4 @@
-// Every named stack on a real model: it runs, its numbers add up, and its parts do what they are there for.
+// Every named stack on a real model: it runs, its numbers add up, and its parts have their effect.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -151,8 +151,8 @@ TEST_CASE("recall of the cross-layer gate: the deep layers are predicted better 
 }
 
 TEST_CASE("the host computes from its own copy, at the precision asked for" * doctest::test_suite("threads")) {
-  // With no cache slot at all every request is a miss: the same experts run at the same precisions, in one stack on the
-  // device through the stream slots, in the other on the host.
+  // Without a cache slot every request is a miss. So the same experts run at the same precision, in one stack on the device
+  // through the stream slots, in the other on the host.
   CpuModel& m = model("tiny-qwen-moe");
   for (const auto& [on_device, on_host, bytes] :
        {std::tuple{"lru", "static-host", 49'152}, std::tuple{"lru-int4", "static-host-int4", 49'152 / 3}}) {

@@ -97,7 +97,7 @@ std::vector<float> full_expert(const Checkpoint& checkpoint, const ModelConfig& 
   return out;
 }
 
-/// No weight is moved by more than half a step of its group, give or take float's own rounding.
+/// Checks that no weight moved by more than half a step of its group, give or take float's own rounding.
 void check_error(const float* weights, const float* rounded, std::size_t rows, std::size_t columns, unsigned bits) {
   std::size_t beyond = 0;
   for (std::size_t r = 0; r < rows; ++r) {
@@ -151,7 +151,7 @@ void check_expert(const ExpertStore& store, ExpertId id, const std::vector<float
     check_error(full.data() + matrix, rounded.data() + matrix, l.width, l.hidden, bits);
     check_error(full.data() + 2 * matrix, rounded.data() + 2 * matrix, l.hidden, l.width, bits);
 
-    // As an expert of a float32 checkpoint, but for the order of sums.
+    // The same as an expert of a float32 checkpoint, except for the order of sums.
     ExpertKernel kernel(l), plain(ExpertLayout{l.hidden, l.width, DType::f32});
     test::Random random(23);
     for (const Eigen::Index rows : {1, 3, 12}) {
@@ -254,7 +254,7 @@ TEST_CASE("a checkpoint with a weight that is not finite is refused at low preci
   CHECK(store.precisions() == 0b10000);
 }
 
-/// The experts of a model after a round trip, as a store whose full precision they are.
+/// A model's experts after a round trip through `bits`, as a store that holds them at full precision.
 MemoryStore rounded_store(const std::filesystem::path& model, const ModelConfig& c, unsigned bits) {
   const test::TemporaryFolder folder;
   const Safetensors file(model / "model.safetensors");

@@ -63,10 +63,10 @@ std::uint64_t number(const std::string& file, std::size_t at, std::size_t bytes)
   return n;
 }
 
-/// A disk that does what it is told to each of its reads.
+/// A disk that treats each read as it is told.
 class FaultyFile final : public BlockFile {
  public:
-  /// Of read number `n`, from 0: bytes that it may give, or -errno.
+  /// For read number `n`, from 0: how many bytes it may return, or -errno.
   using Fault = std::function<std::int64_t(std::uint64_t n, std::uint64_t at, std::byte* to, std::int64_t good)>;
 
   FaultyFile(const Path& path, Fault fault) : file_(open_blocks(path)), fault_(std::move(fault)) {}
@@ -85,7 +85,7 @@ class FaultyFile final : public BlockFile {
   std::uint64_t reads_ = 0;
 };
 
-/// What a scrub says, line by line, and in all; or a comparison with a model.
+/// The lines and the sum of a scrub, or of a comparison with a model.
 std::pair<std::vector<std::string>, Scrubbed> scrub(const Path& store, const Path& model = {}) {
   std::vector<std::string> lines;
   const ScrubOptions o = {[](auto, auto) { return true; }, [&](const std::string& line) { lines.push_back(line); }};
@@ -121,8 +121,8 @@ TEST_CASE("a store's file is what its description says, byte for byte") {
   CHECK(j["quantizer"] == "hqq");
   CHECK(j["precisions"] == Json({"int2", "int4", "int8", "bf16"}));
   CHECK(j["source"][0]["name"] == "model.safetensors");
-  // Then, each from a multiple of 4096 on: a checksum a block and one for what each expert was made from, and the blocks,
-  // by precision, layer, expert.
+  // Then, each from a multiple of 4096 on: a checksum for each block, and one for each expert's source; and the blocks, by
+  // precision, layer and expert.
   const std::size_t index_at = (24 + header.size() + 4095) / 4096 * 4096;
   std::size_t block_at = index_at + 4096;  // 32 + 8 checksums
   const std::uint64_t text = XXH3_64bits(header.data(), header.size());
@@ -170,7 +170,7 @@ TEST_CASE("a store gives out what host memory would, by io_uring and by pread, w
         const StoreReads r = disk.reads();
         CHECK(r.hits + r.reads == 1000);
         CHECK(r.retries == 0);
-        if (host == 0) CHECK(r.hits < 20);                       // the same one twice in a row
+        if (host == 0) CHECK(r.hits < 20);                       // only the same expert twice in a row
         if (host == 100'000'000) CHECK(r.reads == read.size());  // each once
       }
     }
@@ -322,7 +322,7 @@ TEST_CASE("reads that come short are continued, reads that fail or differ are tr
       const std::string expected = "disk: expert 2 of layer 1 at int8, 384 bytes at byte " + std::to_string(at) + ": " +
                                    reason + " (tried 3 times)";
       CHECK_THROWS_WITH_AS(static_cast<void>(disk.bytes(v)), expected.c_str(), InputError);
-      CHECK(is_right(disk));  // the fourth time: what was wrong was not kept
+      CHECK(is_right(disk));  // the fourth time, since what was wrong was not kept
     };
     SUBCASE("an error of the disk") {
       check(*faulty(p, [&](auto, std::uint64_t place, auto, std::int64_t good) { return once(place) ? -EIO : good; }),
@@ -500,10 +500,10 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
                                      std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
     CHECK(pack_store(p.model, p.store, {}).resumed == 0);
     CHECK(p.open()->facts().file_bytes() == right.size());
-    return;  // the header has the new time
+    return;  // the packed store differs in the time in its header
   }
   SUBCASE("weights that were edited behind the first 4096 bytes of a matrix, with the time put back") {
-    // As large as it has to be: the header tells a change in the first 4096 bytes.
+    // The model has to be large, because the header already tells a change in the first 4096 bytes.
     const Path model = p.folder.path() / "large", file = model / "model.safetensors", store = p.folder.path() / "l";
     std::filesystem::create_directory(model);
     for (const char* name : {"config.json", "model.safetensors"}) {
@@ -530,7 +530,7 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
     std::filesystem::last_write_time(file, time);
     o.progress = nullptr;
     CHECK(pack_store(model, store, o).resumed == 11);
-    // The same edit behind a whole store: opening it costs too little to see that, comparing does.
+    // The same edit after a whole store was packed: opening the store does too little to notice it, but comparing does.
     CHECK(scrub(store, model).first.empty());
     CHECK_THROWS_WITH_AS(scrub(store, p.model), doctest::Contains("was packed from another model"), InputError);
     const auto [lines, compared] = scrub(store, test::model_folder("tiny-mixtral"));
@@ -578,7 +578,7 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
 TEST_CASE("packing replaces stores and nothing else") {
   const Packing p;
   const std::string right = read_file(p.store);
-  write_file(p.store, right.substr(0, 5000));  // damaged ones, too
+  write_file(p.store, right.substr(0, 5000));  // also damaged ones
   CHECK(pack_store(p.model, p.store, {}).done == 8);
   write_file(p.store, "");
   CHECK(pack_store(p.model, p.store, {}).done == 8);
@@ -642,7 +642,7 @@ TEST_CASE("full precision may be stored in another type: each weight as the near
     std::memcpy(&stored, held.view.data + (48 + i) * 2, 2);  // behind the gate matrix
     CHECK(stored == Eigen::bfloat16(weights[i]));
   }
-  // And says so, since what it computes is not what the model computes.
+  // The store also says so, since the result is not what the model computes.
   CHECK(disk->reads().rounded);
   CHECK(Packing({.precisions = {"f16", "int4"}}).open()->reads().rounded);
   for (const std::vector<std::string>& exact : {std::vector<std::string>{"full"}, {"f32"}, {"int8", "int4"}}) {
@@ -774,7 +774,7 @@ TEST_CASE("ferry pack, killed again and again, ends with the right bytes") {
 TEST_CASE("ferry pack on a disk that is too small says so in one line, and leaves nothing behind") {
   const TemporaryFolder folder;
   const std::string at = "'" + (folder.path() / "s").string() + "'";
-  // A limit of 10 MiB to a file; the store takes 20.
+  // Files may have 10 MiB, and the store takes 20.
   const Shell r = shell("ulimit -f 20480; " + test::ferry_program() + " pack --model tiny-mixtral --out " + at);
   CHECK(r.status == 2);
   CHECK(r.out.find("cannot be written: File too large (the store takes 19931136 bytes)") != std::string::npos);
@@ -794,7 +794,7 @@ TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in
   CHECK(text(stored) == text(plain));
   CHECK(stored.out.find("read from disk") != std::string::npos);
   CHECK(plain.out.find("read from disk") == std::string::npos);
-  // Without a store, from the checkpoint's own files.
+  // The same without a store, from the checkpoint's own files.
   for (const char* stack : {"fate", "resident-int4"}) {
     const std::string own =
         std::string("run --model tiny-mixtral --max-new-tokens 8 --prompt 'The sea' --stack ") + stack;
@@ -820,8 +820,8 @@ TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in
     CAPTURE(r.out);
     CHECK(r.status == 2);
     CHECK(r.out.find("expert 7 of layer 7 at bf16") != std::string::npos);
-    const std::size_t error = std::min(r.out.find("ferry: "), r.out.size());  // behind a note
-    const bool scrubs = command.starts_with("inspect");  // a line for the damage, and one for all of it
+    const std::size_t error = std::min(r.out.find("ferry: "), r.out.size());  // after a note
+    const bool scrubs = command.starts_with("inspect");  // one line for the damage, and one for the whole
     CHECK(std::count(r.out.begin() + static_cast<std::ptrdiff_t>(error), r.out.end(), '\n') == (scrubs ? 2 : 1));
     if (scrubs) CHECK(r.out.find("s: 1 of 256 blocks are damaged") != std::string::npos);
   }

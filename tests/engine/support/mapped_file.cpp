@@ -24,7 +24,7 @@ std::string content_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.data()), file.size()};
 }
 
-/// Writes into a file that stays the same file; its time is another one for sure.
+/// Overwrites a file in place; the pause makes sure that its time changes.
 void overwrite(const std::filesystem::path& path, const std::string& content) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);

@@ -77,7 +77,7 @@ TEST_CASE("links that were planted under a temporary file's name empty nobody's 
   const TemporaryFolder folder;
   write_file(folder.path() / "precious", "kept");
   const std::filesystem::path path = folder.path() / "out.json";
-  // What earlier versions wrote to, and what this one might.
+  // The names that earlier versions wrote to, and that this one might.
   const std::string planted[] = {"out.json." + std::to_string(::getpid()) + ".tmp", ".out.json.ferry-0123456789abcdef"};
   for (const std::string& name : planted) std::filesystem::create_symlink("precious", folder.path() / name);
   for (const auto kind : {OutputFile::Names::none, OutputFile::Names::random}) {
@@ -134,8 +134,8 @@ TEST_CASE("what goes to a terminal neither commands it nor turns its text around
                   "31m") == "?31m");                       // U+009B, a control sequence's beginning in one character
   CHECK(printable("gpj\xe2\x80\xae.exe") == "gpj?.exe");   // U+202E
   CHECK(printable("\xe2\x81\xa6x\xe2\x81\xa9") == "?x?");  // U+2066, U+2069
-  CHECK(printable("\xff\xfe a\xc3") == "?? a?");           // no UTF-8
+  CHECK(printable("\xff\xfe a\xc3") == "?? a?");           // not UTF-8
   CHECK(printable("\x9b") == "?");                         // a lone byte that 8-bit terminals take for U+009B
-  CHECK(printable("\xef\xbf\xbd") == "\xef\xbf\xbd");      // the replacement character itself may stand
+  CHECK(printable("\xef\xbf\xbd") == "\xef\xbf\xbd");      // the replacement character itself is allowed
   CHECK(printable("\xe2\x80\xa8") == "?");                 // U+2028
 }

@@ -47,7 +47,7 @@ TEST_CASE("what a part throws comes out of run once nobody is at a part, whichev
   for (int round = 0; round < 300; ++round) {
     std::atomic<int> inside = 0;
     const auto all = [&] {
-      std::vector<int> parts(64);  // gone before the next round
+      std::vector<int> parts(64);  // destroyed before the next round
       pool.run(64, [&](std::uint32_t part) {
         ++inside;
         parts[part] = 1;
@@ -105,7 +105,7 @@ TEST_CASE("pinned threads stay on one processor each, and the caller goes where 
   std::atomic<int> at_once = 0;
   pool.run(3, [&](std::uint32_t) {
     ++at_once;
-    while (at_once < 3) std::this_thread::yield();  // so that each thread has one
+    while (at_once < 3) std::this_thread::yield();  // waits until each thread has a part
     cpu_set_t set;
     sched_getaffinity(0, sizeof(set), &set);
     const std::lock_guard lock(mutex);
@@ -135,12 +135,12 @@ TEST_CASE("callers take the places of the pool's threads, and give them back") {
     return others.load();
   };
   CHECK(pools_share(200) > 0);
-  pool.enter();  // as two callers are, with the one below
+  pool.enter();  // together with the caller below there are two
   CHECK(pools_share(20) == 0);
   pool.leave();
   CHECK(pools_share(200) > 0);
 
-  // A thread of the pool that is at work when a place is taken ends its part, and begins no other until there is a place.
+  // If its place is taken, a thread of the pool ends its present part, and begins no other until there is a place again.
   std::atomic<bool> taken = false;
   std::atomic<std::uint32_t> others = 0, after = 0;
   std::thread guest;
@@ -159,7 +159,7 @@ TEST_CASE("callers take the places of the pool's threads, and give them back") {
       pool.leave();
     });
   });
-  REQUIRE(guest.joinable());  // five parts of 200 were the other thread's
+  REQUIRE(guest.joinable());  // the other thread had five of 200 parts
   guest.join();
   CHECK(others > 5);
 }

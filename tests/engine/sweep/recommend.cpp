@@ -18,7 +18,7 @@ using namespace ferry::test;
 
 namespace {
 
-/// The host draws 60 of its memory's 100, the link 40; together they get 80% of 100.
+/// The host draws 60 of its memory's 100, the link 40; together they get 80.
 Machine contended() {
   Machine m;
   m.link = {50, 40};
@@ -160,7 +160,7 @@ TEST_CASE("the choice is that of single simulations, whatever the threads") {
   CHECK(one.left_out[0].stack == "resident");
   CHECK(says(one.left_out[0].why, {std::to_string(model.all_bytes())}));
 
-  // By another path: each by itself.
+  // The same in another way: each stack by itself.
   const auto alone = [&](const StackCandidate& c, std::optional<Resource> more) {
     SimulatedSetting setting = o.setting;
     SimulateOptions options = c.options;
@@ -175,7 +175,7 @@ TEST_CASE("the choice is that of single simulations, whatever the threads") {
     CHECK(s.run.simulated->clairvoyant_with_host_tpot_s == r.simulated->clairvoyant_with_host_tpot_s);
     CHECK(!s.reason.empty());
   }
-  // Whoever hits less is told who hits most.
+  // A stack with fewer hits is compared with the one that has most.
   const auto hits = [](const RankedStack& s) { return s.run.counters.of(Phase::decode).hit_rate(); };
   const RankedStack& most = *std::max_element(one.ranking.begin(), one.ranking.end(),
                                               [&](const auto& a, const auto& b) { return hits(a) < hits(b); });
@@ -192,7 +192,7 @@ TEST_CASE("the choice is that of single simulations, whatever the threads") {
     if (i > 0) CHECK(one.upgrades[i - 1].tpot_s <= u.tpot_s);
     double least = 1e9;
     for (const StackCandidate& c : u.resource == Resource::bits ? o.in_int4 : o.candidates) {
-      if (c.options.stack.starts_with("resident")) continue;  // a quarter or a half holds neither
+      if (c.options.stack.starts_with("resident")) continue;  // neither a quarter nor a half of the memory holds it
       least = std::min(least, alone(c, u.resource).tpot_s());
     }
     CHECK(u.tpot_s == least);
@@ -208,11 +208,11 @@ TEST_CASE("the choice is that of single simulations, whatever the threads") {
   }
   for (std::size_t i = 0; i < one.upgrades.size(); ++i) CHECK(three.upgrades[i].tpot_s == one.upgrades[i].tpot_s);
 
-  // With all of the memory, resident is in the ranking, and INT4 with nothing to wait for, either.
+  // With all of the memory the ranking also has `resident`, and in INT4 nothing waits, either.
   for (StackCandidate& c : o.candidates) c.options.budget_bytes = model.all_bytes();
   CHECK(recommend(o).left_out.empty());
 
-  // Stopped before the last stack is done: what is there.
+  // Stopped before the last stack is done: returns what there is.
   o.threads = 1;
   o.progress = [](std::uint64_t done, std::uint64_t) { return done < 2; };
   const Recommendation stopped = recommend(o);

@@ -37,7 +37,7 @@ namespace {
 using Path = std::filesystem::path;
 using Lines = std::vector<std::string>;
 
-/// What a simulation wrote, without the command that did, which names its own output.
+/// What a simulation wrote, without its command line, which names its own output.
 Json result(const Path& path) {
   Json json = Json::parse(read_file(path));
   json.erase("command_line");
@@ -64,7 +64,7 @@ void write_trace(const Path& path, std::uint32_t tokens, bool rows, std::uint64_
     f.phase.push_back(t % 40 < 6 ? 0 : 1);
     for (std::uint16_t l = 0; l < layers; ++l) {
       std::vector<float> scores = random.scores(experts);
-      scores[(t / 7 + l) % experts] += 0.7F;  // some are asked for again and again
+      scores[(t / 7 + l) % experts] += 0.7F;  // these experts are asked for again and again
       std::vector<std::uint16_t> best(experts);
       std::iota(best.begin(), best.end(), std::uint16_t{0});
       std::stable_sort(best.begin(), best.end(), [&](auto a, auto b) { return scores[a] > scores[b]; });
@@ -93,7 +93,7 @@ struct SweepFixture {
   }
   [[nodiscard]] std::string at(const std::string& name) const { return (folder.path() / name).string(); }
 
-  /// 12 cells: of each trace and budget lru, hobbit for two t1, importance-driven for three alpha.
+  /// 12 cells: for each trace and budget lru, hobbit with two t1, and importance-driven with three alpha.
   [[nodiscard]] SweepGrid grid() const {
     SweepGrid g;
     g.traces = {at("a.safetensors")};
@@ -119,7 +119,7 @@ Lines lines_of(const std::string& text) {
   return lines;
 }
 
-/// The lines of a results file, which has to hold whole ones only.
+/// The lines of a results file; checks that all of them are whole.
 Lines whole_lines(const Path& path) {
   const std::string text = read_file(path);
   CHECK((text.empty() || text.back() == '\n'));
@@ -136,7 +136,7 @@ Lines sorted(Lines lines) {
   return lines;
 }
 
-/// A line that says these things, with the checksum that it would have been written with.
+/// A line with this content, and the checksum that it would have been written with.
 std::string sealed(Json line) {
   const std::string zeros(16, '0');
   line["sweep"]["xxh3"] = zeros;
@@ -157,7 +157,7 @@ std::string in_order(Lines lines) {
   return text;
 }
 
-/// Without the variables that launchers set; puts them back at the end.
+/// Clears the variables that launchers set, and restores them at the end.
 class Environment {
  public:
   Environment() {
@@ -179,7 +179,7 @@ class Environment {
   static void clear() {
     for (const char* name : names) ::unsetenv(name);
   }
-  /// Nothing but these.
+  /// Sets these variables and no others.
   static void set(const std::vector<std::pair<const char*, const char*>>& variables) {
     clear();
     for (const auto& [name, value] : variables) ::setenv(name, value, 1);
@@ -231,7 +231,7 @@ TEST_CASE("a grid has each combination once, in a fixed order") {
   for (const auto& place : places) {
     const std::string key = cells[place.first].key();
     CAPTURE(key);
-    // The parts of a key stand in this order; more may follow them.
+    // The parts of a key stand in this order, but others may follow.
     std::istringstream parts(place.second);
     std::size_t from = 0;
     for (std::string part; parts >> part;) {
@@ -598,7 +598,7 @@ TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("
     write_file(out, line + ("\n" + text));
     CHECK(says(refusal("", [&] { run(grid, out); }), {out.string(), "line 1"}));
   }
-  // Twice is fine if it is the same, and a contradiction if not.
+  // A repeated line is accepted if it is the same, and refused if it contradicts the first.
   write_file(out, text + lines_of(text)[3] + "\n");
   CHECK(run(grid, out).had == 12);
   Json twice = Json::parse(lines_of(text)[3]);
@@ -626,7 +626,7 @@ TEST_CASE("a flipped bit anywhere in a sweep's results is found, or its cell run
     CHECK(read_file(out) == (what.empty() ? text : damaged));
   }
   CHECK(refused >= 40);
-  // The last line end: what is there is half a line, as far as anybody can see.
+  // With the last line end changed, the file seems to end in half a line.
   write_file(out, text.substr(0, text.size() - 1) + "\v");
   CHECK(run(grid, out).had == 11);
   CHECK(sorted(whole_lines(out)) == sorted(whole_lines(whole)));
@@ -647,7 +647,7 @@ TEST_CASE("a trace that is overwritten while a sweep runs changes none of its ce
   const auto size = static_cast<std::size_t>(std::filesystem::file_size(trace));
   run_sweep(grid, out, {}, 1, never, [&](std::uint64_t done, std::uint64_t, double) {
     std::fstream file(trace, std::ios::binary | std::ios::in | std::ios::out);
-    if (done == 1) file << std::string(size, '\xff');  // neither scores nor experts that there are
+    if (done == 1) file << std::string(size, '\xff');  // neither valid scores nor existing experts
     if (done == 6) std::filesystem::resize_file(trace, 0);
   });
   CHECK(read_file(out) == read_file(whole));
@@ -754,7 +754,7 @@ TEST_CASE("cells that cannot be become lines with the reason, the others run") {
   const Path out = f.at("out.jsonl");
   const SweepResult r = run(grid, out, {}, 3);
   CHECK(r.done == 12);
-  // a: three stacks in 1 byte. bare: those, and with 50% the two that read what it does not have.
+  // Trace a refuses three stacks in 1 byte. Trace bare refuses those, too, and with 50% the two whose rows it lacks.
   CHECK(r.refused == 3 + 3 + 2);
   for (const std::string& line : whole_lines(out)) {
     const Json json = Json::parse(line);
@@ -862,7 +862,7 @@ TEST_CASE("ranks come from the launcher's variables") {
   are(2, 4);
   Environment::set({{"SLURM_ARRAY_TASK_ID", "3"}, {"SLURM_ARRAY_TASK_COUNT", "4"}});
   are(3, 4);
-  // Every task of a job array is a job of one process, too.
+  // In a job array, every task is also a job of one process.
   Environment::set({{"SLURM_PROCID", "0"},
                     {"SLURM_NTASKS", "1"},
                     {"SLURM_ARRAY_TASK_ID", "6"},
@@ -873,7 +873,7 @@ TEST_CASE("ranks come from the launcher's variables") {
   Environment::set(
       {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
   are(1, 2);
-  // Half of a pair says nothing, nor does an empty one.
+  // Half of a pair counts for nothing, and so does an empty pair.
   Environment::set({{"PMI_RANK", "1"}, {"SLURM_NTASKS", "4"}});
   are(0, 1);
   Environment::set({{"PMI_RANK", ""}, {"PMI_SIZE", ""}});
@@ -919,9 +919,9 @@ TEST_CASE("a job array may have steps, and ids that are not evenly spaced are re
   CHECK(array("9", "1", "9", "4", "3") == "2 of 3");  // --array=1,5,9
   CHECK(array("3", "3", "3", "1", "1") == "0 of 1");
   const Lines parts = {"SLURM_ARRAY_TASK_ID", "--rank and --ranks"};
-  CHECK(says(array("5", "1", "9", "1", "3"), parts));   // by a Slurm that does not see the steps
+  CHECK(says(array("5", "1", "9", "1", "3"), parts));   // from a Slurm that does not report the steps
   CHECK(says(array("2", "1", "7", "1", "3"), parts));   // --array=1,2,7
-  CHECK(says(array("3", "0", "14", "2", "8"), parts));  // none of those ids
+  CHECK(says(array("3", "0", "14", "2", "8"), parts));  // an id that the array does not have
   CHECK(says(array("16", "0", "14", "2", "8"), parts));
   CHECK(says(array("5", "1", "9", "0", "3"), parts));
   CHECK(says(array("5", "9", "1", "1", "3"), parts));
@@ -935,7 +935,7 @@ TEST_CASE("the sweep command runs, splits, merges and says so" * doctest::test_s
   const std::string common = "sweep --traces " + quoted(f.at("a.safetensors")) + "," +
                              quoted(f.at("bare.safetensors")) +
                              " --machines rtx3090-pcie3,h200-pcie5 --stacks lru,hobbit --budgets 50%,80% --t1 0.5,0.6";
-  // Per trace, machine and budget: lru and two of hobbit, which bare's lack of predictions keeps from running.
+  // For each trace, machine and budget: lru, and hobbit twice, which needs the predictions that bare lacks.
   const Outputs r = run_ferry(common + " --out " + quoted(f.at("one.jsonl")) + " --threads 2");
   CHECK(r.status == 0);
   CHECK(says(r.out, {"one.jsonl", "24 of 24 runs", "8 of them refused"}));
@@ -1034,7 +1034,7 @@ TEST_CASE("a sweep's results never replace what is no results file" * doctest::t
     return "sweep --machines rtx3090-pcie3 --stacks lru --budgets 50% --traces " + quoted(f.at(trace)) + " --out " +
            quoted(f.at(out));
   };
-  // No line ends in there: it must not be taken for one line that was cut off.
+  // The file has no line end: it must not pass for one line that was cut off.
   write_file(f.at("precious.json"), "{\"mine\": 1}");
   refuses(sweep("precious.json", "a.safetensors"), {"precious.json"});
   CHECK(read_file(f.at("precious.json")) == "{\"mine\": 1}");
@@ -1059,7 +1059,7 @@ TEST_CASE("Ctrl-C ends a sweep with whole lines and exit status 130, and the sam
   const Environment environment;
   const SweepFixture f;
   write_trace(f.at("long.safetensors"), 3000, false, 4);
-  // More cells than anybody waits for.
+  // More cells than anybody would wait for.
   std::string budgets = "30";
   for (int b = 31; b < 90; ++b) budgets += "%," + std::to_string(b);
   const std::string command =
@@ -1294,7 +1294,7 @@ TEST_CASE("simulations take what was calibrated for a trace's model where that i
 
 TEST_CASE("a budget in bytes is of the model that is counted, and so is all that is reported") {
   const SweepFixture f;
-  // The oracle: the same routing, written down by somebody whose experts have the other model's sizes.
+  // The oracle is the same routing, recorded from a model whose experts have the other model's sizes.
   const ModelFacts mixtral = read_shape("mixtral-8x7b");
   TraceFile a{Path(f.at("a.safetensors"))}, large;
   auto values = [](auto& to, const auto& from) { to.assign(from.begin(), from.end()); };
@@ -1359,7 +1359,7 @@ TEST_CASE("every stack runs on routing without scores, once somebody says how we
     CHECK_FALSE(j["assumed"]["what"].empty());
   }
 
-  // What a trace has is read as it is.
+  // Rows that a trace has are read as they are.
   const std::string whole = "simulate --budget 60% --stack hobbit --trace " + quoted(f.at("a.safetensors")) + json;
   CHECK(run_ferry(whole).status == 0);
   const Json recorded = result(f.at("r.json"));
@@ -1394,7 +1394,7 @@ TEST_CASE("a sweep makes up the same rows as a simulation, and its results say s
     j.erase("sweep");
     CHECK(j == result(f.at("one.json")));
   }
-  // With other recall it is another sweep.
+  // With another seed of the assumed predictions it is another sweep.
   grid.assumed->seed = 4;
   CHECK(says(refusal("", [&] { run(grid, f.at("r.jsonl")); }), {"r.jsonl"}));
   refuses("sweep --traces " + quoted(f.at("bare.safetensors")) +

@@ -1,4 +1,4 @@
-// Where a model's chat template comes from, and what it is given beside the messages.
+// Where a model's chat template comes from, and what it gets besides the messages.
 #include "text/chat_template.hpp"
 
 #include <doctest/doctest.h>
@@ -90,7 +90,7 @@ TEST_CASE("a template is found where models have it") {
     CHECK(f.open().render(messages()) == "d");
     CHECK(f.open().render(messages(), {{"tools", nullptr}}) == "d");
     CHECK(f.open().render(messages(), tools) == "t");
-    f.has("chat_template.jinja", "file");  // stands for all of the configuration's
+    f.has("chat_template.jinja", "file");  // replaces all templates of the configuration
     CHECK(f.open().render(messages(), tools) == "file");
     f.has("additional_chat_templates/tool_use.jinja", "beside {{ tools | length }}");
     CHECK(f.open().render(messages()) == "file");
@@ -114,7 +114,7 @@ TEST_CASE("a template sees special tokens, whether an answer begins, and what a 
   CHECK(f.open().render(messages()) == "<s>|</s>|False|True|True|unset");
   CHECK(f.open().render(messages(), {{"enable_thinking", false}}) == "<s>|</s>|False|True|True|False");
   CHECK(f.open().render(messages(), {{"add_generation_prompt", false}, {"messages", 5}}) ==
-        "<s>|</s>|False|True|True|unset");  // not what a request decides
+        "<s>|</s>|False|True|True|unset");  // a request cannot override these
 }
 
 TEST_CASE("special tokens come from all three places, the newest first") {

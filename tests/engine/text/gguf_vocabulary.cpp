@@ -100,7 +100,7 @@ TEST_CASE("Phi's tokens take the white space behind them along") {
 }
 
 TEST_CASE("Kimi's words: Han by itself, and small letters end one") {
-  // As the package `regex` splits them by the expression of its makers' code.
+  // As the package `regex` splits them by the expression in the makers' code.
   const std::vector<std::pair<std::string, std::vector<std::string>>> texts = {
       {"Hello\u4f60\u597d\u4e16\u754cfooBar don't12345 \n\n  x",
        {"Hello", "\u4f60\u597d\u4e16\u754c", "foo", "Bar", " don't", "123", "45", " \n\n", " ", " x"}},
@@ -146,13 +146,13 @@ TEST_CASE("Gemma's pairs are of characters, and what is unknown becomes bytes") 
       {"\n\n"},           {"<0xC3>", 6},        {"<0xA9>", 6}, {"<div>", 4}};
   const std::vector<std::string> merges = {blank + " a", "a b", "\n \n"};
   const auto path = vocabulary(folder, "gemma4", "gemma4", "", tokens, 1, merges);
-  // By hand: blanks are a character, the pair of lowest rank goes first, words are not apart.
+  // By hand: blanks become a character, the pair of lowest rank is joined first, and words are not separate.
   CHECK(ids(path, "ab ab") == Ids{7, 6, 3});
   CHECK(ids(path, " a\n\n\nb") == Ids{6, 8, 5, 3});
   CHECK(ids(path, "\u00e9a") == Ids{9, 10, 2});
-  CHECK(ids(path, "a<div>b<turn|>xy") == Ids{2, 11, 3, 1, 0});  // two that are unknown are one
+  CHECK(ids(path, "a<div>b<turn|>xy") == Ids{2, 11, 3, 1, 0});  // two adjacent unknown characters make one token
   const auto tokenizer = read_gguf_vocabulary(Gguf(path));
-  CHECK(tokenizer->encode("b", true) == Ids{2, 3});  // behind the first token, whatever the file says
+  CHECK(tokenizer->encode("b", true) == Ids{2, 3});  // the begin token comes first, whatever the file says
   CHECK(says(refusal("v.gguf", [&] { ids(vocabulary(folder, "gemma4", "gemma4", "", tokens, 1, {}, false), ""); }),
              {"\"tokenizer.ggml.merges\": expected the pairs of tokens that make a third"}));
   CHECK(tokenizer->decode(Ids{7, 6, 3, 9, 10, 8}, false) == "ab ab\u00e9\n\n");

@@ -10,7 +10,7 @@ using namespace ferry::engine;
 
 namespace {
 
-/// Matches in brackets.
+/// The text with its matches in brackets.
 std::string marked(const std::string& pattern, const std::string& text) {
   std::string out;
   for (const Stretch& s : Regex(pattern, "p").split(text)) {
@@ -26,7 +26,7 @@ TEST_CASE("a text is split into matches and what lies between them") {
   CHECK(marked("a+", "baaac") == "b[aaa]c");
   CHECK(marked("a", "aab") == "[a][a]b");
   CHECK(marked(R"(\p{N}{1,3})", "1234567") == "[123][456][7]");
-  CHECK(Regex("x*", "f").split("axé").size() == 3);  // matches of nothing cut
+  CHECK(Regex("x*", "f").split("axé").size() == 3);  // empty matches split, too
   CHECK(marked("b", "") == "");
   CHECK(marked(literally("a.b(*)"), "a.b(*) axb") == "[a.b(*)] axb");
   CHECK(marked(R"(\s+(?!\S)|\s+)", "a   b") == "a[  ][ ]b");
@@ -51,7 +51,7 @@ TEST_CASE("characters of Unicode 15 and 16 are of their category") {
   CHECK(marked(R"(\p{Mn})", "\u0cf3\u0ece") == "\u0cf3[\u0ece]");
   CHECK(marked(R"(\p{N}|\p{Lu})", "\U00010d41\U00010d50\U00010d70") == "[\U00010d41][\U00010d50]\U00010d70");
   CHECK(marked(R"(\p{Cn})", heart + "\U000e0fff") == heart + "[\U000e0fff]");
-  // One that the expression names is looked for as itself.
+  // A character that the expression names is matched as itself.
   CHECK(marked(heart, shaking + heart) == shaking + "[" + heart + "]");
 }
 
@@ -66,7 +66,7 @@ TEST_CASE("brackets in a class are characters, and what others read otherwise is
 }
 
 TEST_CASE("what Oniguruma reads otherwise than PCRE2 is read as Oniguruma does") {
-  // Classes in classes, and what they have in common.
+  // Nested classes and intersections.
   CHECK(marked("[a[bc]d]+", "xbdx") == "x[bd]x");
   CHECK(marked(R"( ?[^(\s|[.,!?])]+)", "a b.c,(d") == "[a][ b].[c],([d]");
   CHECK(marked(R"([\p{L}\p{M}&&[^\p{Han}]]+)", "ab\u4e2dc") == "[ab]\u4e2d[c]");
@@ -79,7 +79,7 @@ TEST_CASE("what Oniguruma reads otherwise than PCRE2 is read as Oniguruma does")
   std::string deep;
   for (int i = 0; i < 100; ++i) deep += '[';
   CHECK_THROWS_WITH_AS(Regex(deep, "f"), doctest::Contains("classes within classes"), InputError);
-  // A repetition that is repeated, and holds on to nothing.
+  // Repetitions that are repeated, and not possessive.
   CHECK(for_pcre2(R"(\p{N}{1,3}+)", "f", Dialect::oniguruma) == R"((?:\p{N}{1,3})+)");
   CHECK(marked(R"(\p{N}{1,3}+)", "1234567x") == "[1234567]x");
   CHECK(marked(R"((?:ab){2}+)", "ababab") == "[abab]ab");

@@ -1,4 +1,4 @@
-// Models that SentencePiece's library would follow outside themselves, or end the process over.
+// Models with which SentencePiece's library would read outside of the file, or end the process.
 #include "text/sentence_piece_file.hpp"
 
 #include <doctest/doctest.h>
@@ -28,8 +28,8 @@ std::string piece(const std::string& text, char type = 1) {
   return field(1, field(1, text) + std::string("\x18", 1) + type);
 }
 
-/// Of the trie that has "a" alone, with the text at 5: a unit's label is its low byte, bit 8 says that a value stands where
-/// its offset (from bit 10) leads to with the xor of its own place, and values have bit 31.
+/// A trie that only has "a", with the text at 5. A unit's label is its low byte; bit 8 says that there is a value at its own
+/// place xor its offset (from bit 10 on); values have bit 31.
 struct Charsmap {
   std::array<std::uint32_t, 256> units{};
   std::string texts = std::string("first\0b\0", 8);
@@ -81,11 +81,11 @@ TEST_CASE("what leads outside of a SentencePiece model's file is refused") {
     Charsmap map;
     map.units[3] = offset << 10U;
     CHECK(says(refused(map), {"leads outside itself"}));
-    map.units[3] |= 1U << 31U;  // nothing follows a value
+    map.units[3] |= 1U << 31U;  // a value, after which nothing may follow
     CHECK_NOTHROW(check_sentence_piece(model(field(2, map.text())), "m"));
   }
   Charsmap far;
-  far.units[3] = 1U << 10U | 1U << 9U;  // the offset counts 256 times
+  far.units[3] = 1U << 10U | 1U << 9U;  // the offset is multiplied by 256
   CHECK(says(refused(far), {"leads outside itself"}));
   Charsmap value;
   value.units['a' ^ 1U] = 1U << 31U | 8U;
@@ -134,7 +134,7 @@ TEST_CASE("pieces that a trie cannot have, and files that are cut off, are refus
       ++refusals;
     }
   }
-  CHECK(refusals == whole.size() - 5);  // but between two fields: before, between and behind four pieces
+  CHECK(refusals == whole.size() - 5);  // all but five cuts, which fall between fields: around each of four pieces
   CHECK(says(refused("\x0b"), {"a field of a kind"}));
   CHECK(says(refused(std::string(12, '\xff')), {"more than 64 bits"}));
 }

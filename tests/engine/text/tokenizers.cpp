@@ -1,4 +1,4 @@
-// Tokenizers against the libraries that their files are from: tests/goldens/tokenizers/README.md.
+// Tokenizers against the libraries that their files come from: tests/goldens/tokenizers/README.md.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -36,7 +36,7 @@ std::string from_base64(const std::string& text) {
   return out;
 }
 
-/// What all tokenizers are given, and the text that each stands for.
+/// The texts that all tokenizers get, and those that should come back.
 struct Corpus {
   std::vector<std::string> given, text;
   Corpus() {
@@ -103,9 +103,9 @@ void check_kind(const Json& kind) {
     CAPTURE(i);
     const std::string number = std::to_string(i);
     const Ids right = expected["ids"][i];
-    // Control tokens in a text are text to the sentencepiece library, and tokens here unless that is asked for.
+    // In a text, control tokens are plain text to the sentencepiece library. Here that has to be asked for.
     const Ids made = tokenizer->encode(given[i], false, !sentence_pieces);
-    // Of parts that are equally likely either order is right: versions of the library differ.
+    // Parts that are equally likely may come in either order, because versions of the library differ.
     const bool tied = name == "spm_unigram" &&
                       std::is_permutation(made.begin(), made.end(), right.begin(), right.end()) &&
                       tokenizer->decode(made, false) == tokenizer->decode(right, false);
@@ -123,7 +123,7 @@ void check_kind(const Json& kind) {
       whole.insert(whole.end(), suffix.begin(), suffix.end());
       if (made == right) CHECK(tokenizer->encode(given[i], true) == whole);
     }
-    if (nfc) continue;  // the text before it is not known
+    if (nfc) continue;  // the text before normalization is not known
     const auto of = [&](const char* field) {
       return expected.contains(field) && expected[field].contains(number) ? expected[field][number].get<std::string>()
                                                                           : text[i];
@@ -169,14 +169,14 @@ TEST_CASE("every kind of tokenizer makes the ids and texts that its own library 
 }
 
 TEST_CASE("a megabyte without a space is split as the libraries split it, in time") {
-  // The text and the hash are those of tests/goldens/make_tokenizers.py's docstring.
+  // tests/goldens/make_tokenizers.py's docstring describes the text and the hash.
   const std::string text = megabyte();
   const Json kinds = read_json(tokenizers() / "kinds.json");
   const std::size_t every = test::quick() ? 16 : 1;  // each takes seconds under a sanitizer
   for (std::size_t i = 0; i < kinds.size(); i += every) {
     const Json& kind = kinds[i];
     const Json expected = read_json(tokenizers() / kind["expected"].get<std::string>());
-    // The library's Unigram adds up floats in another order from version to version.
+    // Versions of the library add up Unigram's floats in different orders.
     if (!expected.contains("long") || kind["kind"] == "spm_unigram") continue;
     CAPTURE(kind["kind"].get<std::string>());
     const Ids ids = open_kind(kind, expected)->encode(text, false);
@@ -226,7 +226,7 @@ TEST_CASE("steps of a tokenizer that make a text longer and longer are refused, 
 
 namespace {
 
-/// A tokenizer of two letters, and more.
+/// A tokenizer of two letters, with `more` in its file.
 std::shared_ptr<const Tokenizer> two_letters(const std::filesystem::path& path, const std::string& more) {
   test::write_file(path, R"({"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]},)" + more + "}");
   return open_tokenizer(path);
@@ -280,7 +280,7 @@ TEST_CASE("a link to nothing is no file that is left out") {
     std::filesystem::create_symlink("/nowhere/blob", link);
     CHECK(test::says(test::refusal(link.string(), [&] { open_tokenizer(folder.path()); }), {"No such file"}));
     std::filesystem::remove(link);
-    std::filesystem::create_symlink(name, link);  // to itself
+    std::filesystem::create_symlink(name, link);  // a link to itself
     CHECK(test::says(test::refusal(link.string(), [&] { open_tokenizer(folder.path()); }), {"symbolic links"}));
     std::filesystem::remove(link);
   }
@@ -325,7 +325,7 @@ TEST_CASE("no two tokens have one number, and no text has two") {
   const std::string ab = R"("a":0,"b":1)";
   CHECK(refused(ab, R"({"id":2,"content":"<s>"},{"id":1,"content":"b"},{"id":2,"content":"<s>"})").empty());
   CHECK(test::says(refused(R"("a":0,"b":0)", ""), {"model: vocab: token 0 is \"a\" and \"b\", expected a number"}));
-  CHECK(refused(ab, R"({"id":1,"content":"<s>"})").empty());  // as the library has it
+  CHECK(refused(ab, R"({"id":1,"content":"<s>"})").empty());  // the library accepts this
   CHECK(test::says(refused(ab, R"({"id":2,"content":"<s>"},{"id":2,"content":"</s>"})"),
                    {"added_tokens[1]: token 2 is \"<s>\" and \"</s>\""}));
   CHECK(test::says(refused(ab, R"({"id":2,"content":"<s>"},{"id":3,"content":"<s>"})"),

@@ -35,7 +35,7 @@ std::string encoded(std::uint32_t c) {
 
 TEST_CASE("normal forms are Unicode's") {
   ferry::test::Random random(5);
-  // Marks of several classes, letters that they join, Hangul and its parts, ligatures, and anything.
+  // Marks of several classes, letters that they combine with, Hangul and its parts, ligatures, and random characters.
   const std::uint32_t some[] = {'a',    'e',    0x301,   0x323,  0x327,  0x345,  0x1e0a, 0xe9,
                                 0xac00, 0x1100, 0x1161,  0x11a8, 0xfb01, 0xfdfa, 0x2126, 0x0f71,
                                 0x0f72, 0x0f74, 0x1d15e, 0x3099, 0x304b, 0x1100, 0x0344};
@@ -60,7 +60,7 @@ TEST_CASE("normal forms are Unicode's") {
 }
 
 TEST_CASE("hundreds of thousands of marks on a letter are normalized at once") {
-  std::string marks = "a", sorted = "\u1ea1";  // the one below joins the letter
+  std::string marks = "a", sorted = "\u1ea1";  // the dot below combines with the letter
   for (int i = 0; i < 200'000; ++i) marks += "\u0301\u0323";
   for (int i = 1; i < 200'000; ++i) sorted += "\u0323";
   for (int i = 0; i < 200'000; ++i) sorted += "\u0301";

@@ -1,4 +1,4 @@
-// Rows that a trace lacks: what is made up is as good as was stated, and what is there stays.
+// Rows that a trace lacks: made-up rows are as good as was stated, and recorded ones stay.
 #include "trace/assumed_rows.hpp"
 
 #include <doctest/doctest.h>
@@ -23,7 +23,7 @@ namespace {
 constexpr std::uint32_t experts = 32, top_k = 4, quarter = 8;  // E - 1 - floor(75 (E - 1) / 100)
 const RowNeeds all_rows{true, true, 3};
 
-/// How many of a row are above an expert.
+/// How many experts of a row score higher than this one.
 std::uint32_t place(const float* row, std::uint32_t expert, std::uint32_t of = experts) {
   return static_cast<std::uint32_t>(std::count_if(row, row + of, [&](float x) { return x > row[expert]; }));
 }
@@ -64,12 +64,12 @@ TEST_CASE("made-up predictions: certain shares put each needed expert where they
       for (std::uint32_t i = 0; i < top_k; ++i) {
         const std::uint32_t e = file->trace.expert(t, l, i), at = place(row, e);
         wrong += at < k.first || at >= k.last ? 1 : 0;
-        // Among the k best it has its own place, and every place its rank's weight.
+        // Among the k best, an expert has its own place, and each place its rank's weight.
         if (k.last == top_k) wrong += at != i || row[e] != file->trace.weight(t, l, i) ? 1 : 0;
       }
       wrong += std::set<float>(row, row + experts).size() != experts ? 1 : 0;
       wrong += *std::min_element(row, row + experts) > 0 ? 0 : 1;
-      // A wrong expert takes its place's weight; behind the k best is at most half the least of them.
+      // A wrong expert gets the weight of its place. Weights after the k best are at most half the least of those.
       std::vector<float> sorted(row, row + experts);
       std::sort(sorted.begin(), sorted.end(), std::greater<>());
       for (std::uint32_t i = 0; i < top_k; ++i) wrong += sorted[i] != file->trace.weight(t, l, i) ? 1 : 0;
@@ -100,7 +100,7 @@ TEST_CASE("made-up predictions are as good as was stated, and less so further ah
     CHECK(best[d] / needed[d] == doctest::Approx(std::pow(0.79, power)).epsilon(0.012));
     CHECK(near[d] / needed[d] == doctest::Approx(std::pow(0.97, power)).epsilon(0.006));
   }
-  // They are drawn apart.
+  // Predicted and partial rows are drawn separately.
   CHECK_FALSE(std::equal(c.trace.partial_of(0, 0), c.trace.partial_of(0, 0) + experts, c.trace.predicted_of(0, 0, 1)));
 }
 
@@ -111,7 +111,7 @@ TEST_CASE("made-up rows depend on the seed, the token, the layer and the distanc
   const Trace first = b.complete(all_rows).trace, all = a.complete(all_rows).trace;
   CHECK(same(first.predicted, all.predicted.first(first.predicted.size())));
   CHECK(same(first.partial, all.partial.first(first.partial.size())));
-  // A row is the same whoever asks for how many layers.
+  // A row is the same for however many layers it is made.
   const AssumedRows shallow(part->trace, recall, {false, false, 1});
   const AssumedRows::Completed c = shallow.complete({false, false, 1});
   CHECK(c.made == std::vector<std::string>{"predicted"});
@@ -127,7 +127,7 @@ TEST_CASE("made-up rows depend on the seed, the token, the layer and the distanc
 
 TEST_CASE("made-up scores are the weights of the chosen, and rank them before all others") {
   const auto file = bare_trace(20);
-  // No recorded weight is too odd.
+  // Recorded weights may be odd.
   const float odd[] = {0.0F, -1.0F, std::nanf(""), std::numeric_limits<float>::infinity()};
   std::copy(std::begin(odd), std::end(odd), file->weights.begin() + top_k);
   const AssumedRows rows(file->trace, {1, 1}, all_rows);
@@ -143,7 +143,7 @@ TEST_CASE("made-up scores are the weights of the chosen, and rank them before al
       }
     }
   }
-  // What is predicted of those still has an order.
+  // Predictions of such rows still have an order.
   const float* row = t.predicted_of(0, 0, 1);
   CHECK(std::set<float>(row, row + experts).size() == experts);
   CHECK(place(row, t.expert(0, 1, 0)) == 0);
@@ -198,12 +198,12 @@ TEST_CASE("rows of a prompt that were not recorded count as the nearest later on
     }
   }
   CHECK(c.trace.expert(5, 2, 0) == t.expert(5, 2, 0));
-  // A stack that reads no scores is told what was recorded.
+  // A stack that reads no scores gets the routes as recorded.
   const AssumedRows::Completed routes = rows.complete({false, false, 1});
   CHECK(routes.made == std::vector<std::string>{"predicted"});
   CHECK(routes.trace.expert(0, 2, 0) == no_expert);
 
-  // Prompts alone: the last ones have nothing later, and one layer has nothing at all.
+  // In prompts alone the last rows have none later, and one layer has no rows at all.
   const auto prompts = bare_trace(4);
   for (std::uint32_t token = 0; token < 4; ++token) {
     const auto row = prompts->experts.begin() + token * 4 * top_k;

@@ -10,8 +10,8 @@
 
 namespace ferry::test {
 
-/// 4 layers of 32 experts, top-4, 1000000 bytes each. Sequences of 20 tokens, the first 4 of them prompt. What more tokens
-/// add does not change the first ones.
+/// 4 layers of 32 experts, top-4, 1000000 bytes each. Sequences of 20 tokens, of which the first 4 are prompt. A longer trace
+/// begins with the same tokens.
 inline std::unique_ptr<engine::TraceFile> bare_trace(std::uint32_t tokens) {
   constexpr std::uint16_t layers = 4, experts = 32, top_k = 4;
   Random random(5);

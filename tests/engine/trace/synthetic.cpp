@@ -1,5 +1,5 @@
-// Made-up routing has the statistics that were asked for, by a measuring that is held against examples worked by hand,
-// against plain second implementations, and against the library's own predictors.
+// Made-up routing has the statistics that were asked for. They are measured by code that is itself checked on examples worked
+// by hand, by plain second implementations, and by the library's own predictors.
 #include "trace/synthetic.hpp"
 
 #include <doctest/doctest.h>
@@ -37,8 +37,8 @@ double calibrated(const ModelShape& m) {
   return m.top_k * std::min(8192.0, 32768.0 / m.top_k);
 }
 
-/// Within two and a half standard errors, those of the calibration and of the trace, and half a point: 1.2 to 1.5
-/// points for most shares here. `seen`: by the calibration, of what is counted.
+/// Within two and a half standard errors of the calibration and of the trace together, and half a point: 1.2 to 1.5 points for
+/// most shares here. `seen`: how many of what is counted the calibration has seen.
 void near(const char* what, const Share& measured, double asked, double seen) {
   const std::string knob = what;
   const double square = asked * (1 - asked) * (1 / seen + 1 / static_cast<double>(measured.whole));
@@ -51,7 +51,7 @@ void near(const char* what, const Share& measured, double asked, double seen) {
   CHECK(std::abs(measured.value() - asked) <= tolerance);
 }
 
-/// Everything that was asked for, except where a knob is left to what follows.
+/// Checks everything that was asked for, except knobs that follow from others.
 void check_asked(const ModelFacts& facts, const SyntheticOptions& o) {
   const auto made = synthesize(facts, o);
   const SyntheticTargets t = synthetic_targets(facts, o);
@@ -91,7 +91,7 @@ void check_asked(const ModelFacts& facts, const SyntheticOptions& o) {
        all_seen * (1 - t.low_score.value_or(0.3)) * (1 - t.partial_top_score));
 }
 
-/// As many tokens as give more than 16,000 rows of routing: a statistic counts rows, and there is one a layer.
+/// Enough tokens for more than 16,000 rows of routing: statistics count rows, and each token has one in every layer.
 SyntheticOptions sized(const std::string& name) {
   SyntheticOptions o;
   if (name == "mixtral-8x7b") o.sequences = 10;      // 1,920 tokens
@@ -119,7 +119,7 @@ std::uint64_t common(const std::set<std::uint16_t>& a, const std::set<std::uint1
   return static_cast<std::uint64_t>(std::count_if(a.begin(), a.end(), [&](auto e) { return b.contains(e); }));
 }
 
-/// The q-quantile as numpy has it.
+/// The q-quantile as numpy defines it.
 double quantile(std::vector<float> row, double q) {
   std::sort(row.begin(), row.end());
   const double at = q * static_cast<double>(row.size() - 1);
@@ -131,7 +131,7 @@ bool same(const Share& a, const Share& b) {
   return a.part == b.part && a.whole == b.whole;
 }
 
-/// By the way of sets, from scores alone.
+/// Measures the same with sets, from scores alone.
 void check_against_naive(const TraceFile& file) {
   const Trace& t = file.trace;
   const RoutingStatistics s = measure(t);
@@ -212,12 +212,12 @@ TEST_CASE(
   const RoutingShares all = measure(t).all();
   near("low_score", low, all.low_score.value(), calibrated(t.model));
   near("high_share", high, all.high.value(), calibrated(t.model));
-  CHECK(all.recall_prefill[0].value() > 0.9988);  // 0.998 is the least that is asked
+  CHECK(all.recall_prefill[0].value() > 0.9988);  // 0.998 is the least that was asked for
 }
 
 TEST_CASE("synthetic routing: what recorded models had comes out in three large models") {
   for (const char* name : {"mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b"}) {
-    // Much reuse and clear favourites; predictions as tiny-qwen-moe had them, see docs/results/predictions.md.
+    // Much reuse and clear favourites. Predictions are as good as tiny-qwen-moe's: docs/results/predictions.md.
     SyntheticOptions o = sized(name);
     o.seed = 7;
     o.ahead = 1;
@@ -277,7 +277,7 @@ TEST_CASE("synthetic routing: measured reuse, importance and recall agree with p
   o.tokens = 21;
   o.ahead = 1;
   check_against_naive(*synthesize(read_shape("mixtral-8x7b"), o));
-  o.prompt = 3;  // so few that they do not name every expert
+  o.prompt = 3;  // too few to name every expert
   o.recall_prefill = 0.7;
   check_against_naive(*synthesize(small_model(5, 33, 6), o));
 }
@@ -380,7 +380,7 @@ TEST_CASE("routing statistics: a trace counted by hand") {
   CHECK(same(measure(t, 0.01).layers[1].low_score, {0, 10}));
   CHECK(same(s.all().reuse, {a.reuse.part + b.reuse.part, 12}));
 
-  // Where experts are chosen by other scores than weigh them, all but the shares of the weights are counted by those.
+  // Where one set of scores chooses experts and another weighs them, all counts but the shares of weights are of the former.
   f.choice_scores = std::exchange(f.scores, std::vector<float>(f.scores.size(), 1));
   f.choice_predicted = std::exchange(f.predicted, std::vector<float>(f.predicted.size(), 1));
   f.choice_partial = std::exchange(f.partial, std::vector<float>(f.partial.size(), 1));
@@ -403,7 +403,7 @@ TEST_CASE("routing statistics: what a trace does not have is counted nought of n
   f.phase = {0, 0, 0, 1};
   f.view();
   const RoutingShares all = measure(f.trace).all();
-  CHECK(same(all.reuse, {0, 2}));  // the second token was not recorded: only the third is followed
+  CHECK(same(all.reuse, {0, 2}));  // the second token was not recorded, so only the third has one to follow it
   for (const Share& s : {all.high, all.low_score, all.recall_top_k[0], all.partial_top_score, all.popularity}) {
     CHECK(same(s, {0, 0}));
     CHECK(std::isnan(s.value()));
@@ -492,14 +492,14 @@ TEST_CASE("synthetic routing: the same seed gives the same bytes, another seed o
   CHECK(c->predicted != a->predicted);
   CHECK(c->source == "synthetic, seed 1");
 
-  // Without popularity and favourites there is nothing but the tokens' own draws.
+  // Without popularity and favourites, only the tokens' own draws are left.
   other = o;
   other.reuse = 0.166667;
   SyntheticOptions another = other;
   another.seed = 1;
   CHECK(synthesize(facts, other)->experts != synthesize(facts, another)->experts);
 
-  // What is asked of predictions does not change what is chosen, nor does the number of sequences.
+  // Neither the quality of predictions nor the number of sequences changes what is chosen.
   other = o;
   other.sequences = 3;
   other.ahead = 1;
@@ -530,7 +530,7 @@ TEST_CASE("synthetic routing: prompts alone, decode alone, nothing predicted") {
   CHECK(made->predicted.empty());
   CHECK(made->phase == std::vector<std::uint8_t>(8 * 128, 1));
   CHECK(measure(made->trace).all().partial_top_score.whole > 0);
-  // A prompt of one token: what its row names wrongly is replaced by what it needs, in all but two of a thousand.
+  // Prompts of one token: wrong experts in a row are replaced by needed ones, in all but two of a thousand.
   o = {};
   o.ahead = 1;
   o.sequences = 1000;
@@ -595,7 +595,7 @@ TEST_CASE("who is told to stop makes no routing, from before the first row on") 
     return true;
   };
   REQUIRE(synthesize(small_model(3, 9, 2), o) != nullptr);
-  CHECK(first_layer > 3);  // while the distribution is fitted, too
+  CHECK(first_layer > 3);  // also asked while the distribution is fitted
   for (std::uint64_t stop = 1, end = asked; stop <= end; ++stop) {
     asked = 0;
     o.progress = [&](std::uint64_t /*done*/, std::uint64_t /*all*/) { return ++asked < stop; };

@@ -49,7 +49,7 @@ std::string raw_bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// Bit for bit: -0 is not 0.
+/// Compares bits, so that -0 differs from 0.
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
@@ -62,7 +62,7 @@ struct RawTensor {
   std::string bytes;
 };
 
-/// 7 tokens in sequences of 4 and 3; 3 layers of 4 experts, top-2. What is predicted reaches 2 layers ahead.
+/// 7 tokens in sequences of 4 and 3; 3 layers of 4 experts, top-2. Predictions reach 2 layers ahead.
 struct RawTrace {
   Json model = {{"name", "made-up"},
                 {"layers", 3},
@@ -77,7 +77,7 @@ struct RawTrace {
 
   static constexpr std::uint64_t tokens = 7, layers = 3, experts = 4, top_k = 2, ahead = 2;
 
-  /// Best first: these two.
+  /// The expert of a rank, best first.
   static std::uint8_t expert(std::uint64_t token, std::uint64_t layer, std::uint64_t rank) {
     return static_cast<std::uint8_t>((2 * token + layer + rank) % experts);
   }
@@ -85,7 +85,7 @@ struct RawTrace {
     if (e == expert(token, layer, 0)) return 0.5F;
     return e == expert(token, layer, 1) ? 0.25F : 0.125F;
   }
-  /// Some number that is another one at every place.
+  /// A number that differs at every place.
   static float number(std::size_t at, float scale) { return scale * static_cast<float>(at + 1); }
 
   RawTrace() {
@@ -121,7 +121,7 @@ struct RawTrace {
   void leave_out(const std::string& name) {
     std::erase_if(tensors, [&](const RawTensor& t) { return t.name == name; });
   }
-  /// The expert at a place becomes another.
+  /// Replaces the expert at a place.
   void set_expert(std::uint64_t token, std::uint64_t layer, std::uint64_t rank, unsigned value) {
     at("experts").bytes[(token * layers + layer) * top_k + rank] = static_cast<char>(value);
   }
@@ -234,7 +234,7 @@ std::unique_ptr<TraceFile> filled(const Wanted& w, std::uint64_t seed) {
   }
   auto floats = [&](std::vector<float>& to, std::size_t each) {
     to = random.scores(tokens * layers * each);
-    // No value is too odd to be kept.
+    // Odd values are kept, too.
     const float odd[] = {1e-40F, -0.0F, std::numeric_limits<float>::infinity(),
                          std::numeric_limits<float>::denorm_min(), -1e38F};
     for (std::size_t i = 0; i < std::size(odd); ++i) to[i * 7 % to.size()] = odd[i];
@@ -332,7 +332,7 @@ Costs some_costs(const TraceFile& file) {
   return c;
 }
 
-/// Replays some tokens; whatever was asked for was answered in one way or another.
+/// Replays some tokens, and checks that each request had one of the outcomes.
 void replay(const TraceFile& file, const std::string& stack, Clairvoyance knows = Clairvoyance::none) {
   SimulateOptions o;
   o.stack = stack;
@@ -347,7 +347,7 @@ void replay(const TraceFile& file, const std::string& stack, Clairvoyance knows 
   }
 }
 
-/// While it lives, files end at so many bytes: a full disk.
+/// Simulates a full disk: while it lives, files cannot grow beyond so many bytes.
 class FullDisk {
  public:
   explicit FullDisk(std::uint64_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -402,7 +402,7 @@ std::unique_ptr<TraceFile> import_text(const std::string& name, const std::strin
   return import_trace(folder.path() / name, read_tiny());
 }
 
-/// Line `number` (from 1) of a route trace is another; the message.
+/// The message that refuses a route trace in which line `number` (from 1) is replaced.
 std::string refused_line(std::size_t number, const std::string& line) {
   RouteTrace route;
   route.lines[number - 1] = line;
@@ -410,7 +410,7 @@ std::string refused_line(std::size_t number, const std::string& line) {
 }
 
 std::string refused_import(const std::function<void(RawTrace&)>& damage) {
-  // Foreign files have other metadata, and no more tensors than these.
+  // Files of others have different metadata, and no other tensors than these.
   RawTrace raw;
   for (const char* name : {"scores", "predicted", "partial", "token_ids", "weights"}) raw.leave_out(name);
   raw.metadata = {{"experts_per_layer", "4"}, {"source", "elsewhere"}};
@@ -435,7 +435,7 @@ TEST_CASE("a trace that is written and read again is the same, element for eleme
     const TraceFile back(path);
     check_same(*made, back);
     CHECK(back.trace.experts16.empty() == (kinds[i].experts <= 255));
-    // What was read can be written, too, over a file that is there.
+    // A trace that was read can be written, also over a file that is there.
     write_file(second, "\"ferry-trace 1\"");
     back.write(second);
     check_same(*made, TraceFile(second));
@@ -774,7 +774,7 @@ TEST_CASE("routing that cannot have happened names token and layer") {
       r.set_expert(token, 2, 1, 255);
     });
   };
-  CHECK(row_missing(1).empty());  // of a prompt it may be
+  CHECK(row_missing(1).empty());  // allowed in a prompt
   CHECK(says(row_missing(2), {"token 2, layer 2: 2 of 2 experts are missing"}));
   CHECK(says(refused([](RawTrace& r) { r.set_phase(3, 0); }), {"prefill after decode at token 3"}));
   CHECK(says(refused([](RawTrace& r) { r.set_phase(5, 2); }), {"phase of token 5 is 2, expected 0 or 1"}));
@@ -835,7 +835,7 @@ TEST_CASE("a file whose scores or weights are no numbers is refused by the tenso
 
 TEST_CASE("scores that contradict the recorded experts break no stack that knows the future") {
   RawTrace raw;
-  std::vector<float> scores;  // the gate chose others than those that are written down
+  std::vector<float> scores;  // the gate prefers other experts than those that are recorded
   for (std::size_t i = 0; i < RawTrace::tokens * RawTrace::layers * RawTrace::experts; ++i) {
     scores.push_back(static_cast<float>((i * 7) % 5));
   }
@@ -866,7 +866,7 @@ TEST_CASE("a flipped bit anywhere in a trace of ferry's is found") {
     std::filesystem::remove(path);
     write_file(path, bad);
     CHECK_FALSE(refusal("t.safetensors", [&] { TraceFile{path}; }).empty());
-    // Mapped, too, as traces are that are large.
+    // Also as a mapped file, as which large traces are read.
     if (at % 16 == 0) CHECK_FALSE(refusal("t.safetensors", [&] { TraceFile(path, 0); }).empty());
   }
 }
@@ -907,7 +907,7 @@ TEST_CASE("a trace that is too large to copy has its indices in memory, and says
     std::fstream out(path, std::ios::binary | std::ios::in | std::ios::out);
     out << std::string(std::filesystem::file_size(path), '\xff');
   }
-  // Experts that there are not would be beyond every array.
+  // Indices of experts that do not exist would reach beyond every array.
   CHECK(std::equal(file.trace.experts8.begin(), file.trace.experts8.end(), copied.trace.experts8.begin()));
   CHECK(std::equal(file.trace.phase.begin(), file.trace.phase.end(), copied.trace.phase.begin()));
   CHECK(std::equal(file.trace.sequence_start.begin(), file.trace.sequence_start.end(),
@@ -939,7 +939,7 @@ TEST_CASE("thousands of damaged bytes: every trace is refused or can be replayed
     }
     std::filesystem::remove(path);  // some file systems wait for the disk where a file is cut to nothing
     write_file(path, bad);
-    try {  // anything but these two kinds of exception ends the test
+    try {  // any other exception ends the test
       const TraceFile file(path);
       if (i % 64 == 0) {
         file.write(again);
@@ -961,7 +961,7 @@ TEST_CASE("thousands of damaged bytes: every trace is refused or can be replayed
 TEST_CASE("a route trace is imported with its weights, phases and unequal sizes") {
   for (const std::string end : {"\n", "\r\n"}) {
     std::string text = RouteTrace().text(end);
-    if (end == "\n") text.pop_back();  // nor need the last line end
+    if (end == "\n") text.pop_back();  // the last line may lack its end, too
     const auto made = import_text("routes.csv", text);
     const Trace& t = made->trace;
     CHECK(t.name == "tiny");
@@ -992,7 +992,7 @@ TEST_CASE("a route trace is imported with its weights, phases and unequal sizes"
     REQUIRE(t.model.expert_bytes.size() == 2);
     CHECK(t.model.expert_bytes[0] == ExpertBytes{0, 4608, 7680, 13824, 20000});
     CHECK(t.model.expert_bytes[1] == ExpertBytes{0, 4608, 7680, 0, 8000});
-    // The dense weights are the file's where it says how many bytes; the shape's are 1000 + 64 * 4 at 16 bits.
+    // Dense weights have the file's bytes, if it states them; otherwise the shape's, 1000 + 64 * 4 at 16 bits.
     REQUIRE(made->work.size() == 2);
     CHECK(made->work[0].dense_bytes == 111);
     CHECK(made->work[1].dense_bytes == 2512);
@@ -1088,7 +1088,7 @@ TEST_CASE("damaged route traces are refused by the number of the line") {
 }
 
 TEST_CASE("a comment between the lines of a route trace does not change the model") {
-  RouteTrace route;  // places would be computed with 4 experts a token, in memory for 2
+  RouteTrace route;  // with 4 experts a token, places would lie beyond memory for 2
   route.lines.insert(route.lines.begin() + 7, "# again n_layer=2 n_expert=4 n_expert_used=4");
   route.lines[8] = "0,0,0,1,3,2,0.5";
   CHECK(says(refusal("bad.csv", [&] { import_text("bad.csv", route.text()); }), {"line 8: the model is described"}));
@@ -1101,7 +1101,7 @@ TEST_CASE("a route trace's weights and phases are not guessed") {
 }
 
 TEST_CASE("what is imported can be read again") {
-  // Sizes that the trace's own format does not take are refused at once.
+  // Sizes that the trace format does not allow are refused on import.
   for (const char* comment : {"# layer=0 expert_bytes=2000000000000000 dense_bytes=1",
                               "# layer=0 expert_bytes=20000 dense_bytes=9000000000000000"}) {
     CHECK(says(refused_line(3, comment), {"line 3"}));
@@ -1148,7 +1148,7 @@ TEST_CASE("others' safetensors are imported, halves exactly") {
     made->write(folder.path() / "ours.safetensors");
     check_same(*made, TraceFile(folder.path() / "ours.safetensors"));
   }
-  // Weights, phases and metadata need not be there.
+  // Weights, phases and metadata may be absent.
   raw.tensors = {experts, starts};
   raw.metadata = nullptr;
   write_file(path, raw.file());

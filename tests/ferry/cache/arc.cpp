@@ -20,8 +20,8 @@ using namespace ferry::test;
 
 namespace {
 
-/// A cache of whole numbers (expert k % experts of layer k / experts of the pool) that Arc looks after, with the calls
-/// that the core would make: free slots first, the lowest of them, then victims.
+/// A cache of numbers with Arc as its policy (number k is expert k % experts of layer k / experts of the pool). It makes the
+/// calls that the core would make: the lowest free slot first, and victims when there is none.
 class Cache {
  public:
   explicit Cache(const PoolShape& pool)
@@ -45,7 +45,7 @@ class Cache {
     return load ? insert(key, true) : Outcome{};
   }
 
-  /// `key`, which is absent, moves in if a slot can be had.
+  /// Admits `key`, which is absent, if it gets a slot.
   Outcome insert(std::uint32_t key, bool demand) {
     const auto free = std::find(occupied_.begin(), occupied_.end(), false);
     std::uint32_t slot = static_cast<std::uint32_t>(free - occupied_.begin());
@@ -76,7 +76,7 @@ class Cache {
     return slot;
   }
 
-  /// The copy that brings the expert in this slot is taken back.
+  /// Takes back the copy that brings the expert in this slot.
   void forget(std::uint32_t slot) {
     slot_of_[holds_[slot]] = no_slot;
     occupied_[slot] = false;
@@ -106,7 +106,7 @@ class Cache {
 
 // Sequences worked by hand from Figure 4 of the paper.
 
-/// One access and what is in the four lists after it, most recently used first. `out`: who left the cache.
+/// One access, and the four lists after it, most recently used first. `out`: the key that left the cache.
 struct Line {
   char key;
   bool hit;
@@ -324,7 +324,7 @@ class Stream {
       case Pattern::phases:
         break;
     }
-    if (i % (8 * c_) == 0) {  // another habit, and other favourites
+    if (i % (8 * c_) == 0) {  // other habits, and other favourites
       phase_ = random_.below(4);
       shift_ = random_.below(keys_);
     }
@@ -341,12 +341,12 @@ class Stream {
     const auto rank = std::upper_bound(cumulated_.begin(), cumulated_.end(), at) - cumulated_.begin();
     return std::min(static_cast<std::uint32_t>(rank), keys_ - 1);
   }
-  /// A hot set of about half the cache, and everything else in turn.
+  /// A hot set of about half the cache, and all other keys in turn.
   std::uint32_t scan(std::uint32_t i) {
     const std::uint32_t hot = c_ / 2 + 1;
     return random_.chance(50) ? random_.below(hot) : hot + i % (keys_ - hot);
   }
-  /// Around a little more than fits, now and then from the start.
+  /// Loops over a few more keys than fit, and now and then starts again.
   std::uint32_t loop(std::uint32_t i) {
     if (random_.below(10 * c_) == 0) start_ = i;
     return (i - start_) % (c_ + 1 + c_ / 8);
@@ -400,11 +400,11 @@ TEST_CASE("ARC agrees with the paper's algorithm over long runs") {
   }
 }
 
-// What the paper does not have: bars, prefetches, misses that are not loaded, copies taken back.
+// Cases that the paper does not have: bars, prefetches, misses that are not loaded, copies taken back.
 
 namespace {
 
-/// Every slot of a full pool is somebody's victim: barred one after the other, all of them come up, each once.
+/// Checks that every slot of a full pool can become the victim: each is barred once named, and each is named once.
 void check_all_come_up(Cache& cache, std::uint32_t incoming) {
   const std::vector<std::uint8_t> before = cache.bars();
   std::fill(cache.bars().begin(), cache.bars().end(), std::uint8_t{0});
@@ -428,7 +428,7 @@ TEST_CASE("ARC stays consistent under bars, prefetches, misses that are not load
       const std::uint32_t key = random.chance(50) ? random.below(c + 1) : random.below(keys);
       const std::uint32_t what = random.below(10);
       if (what < 6) {
-        cache.access(key);  // barred all over: touched but not loaded
+        cache.access(key);  // with all slots barred, touched but not loaded
       } else if (what == 6) {
         cache.access(key, false);
       } else if (what < 9) {
@@ -440,7 +440,7 @@ TEST_CASE("ARC stays consistent under bars, prefetches, misses that are not load
       while (cache.has(absent)) absent = (absent + 1) % keys;
       if (i % 16 == 0 && cache.full()) check_all_come_up(cache, absent);
     }
-    // Back to normal: when all that is asked for fits, it is soon there, whatever went before.
+    // Without bars, and once all that is asked for fits, it is soon there, whatever happened before.
     std::fill(cache.bars().begin(), cache.bars().end(), std::uint8_t{0});
     for (std::uint32_t round = 0; round < 8; ++round) {
       for (std::uint32_t k = 0; k < c; ++k) cache.access(keys - 1 - k);
@@ -466,7 +466,7 @@ TEST_CASE("ARC asks for the same victim until something happens") {
 }
 
 TEST_CASE("several experts of a step may miss before the first of them is loaded, and none evicts another") {
-  // As the core does it: what is there is touched first and barred, then each miss is touched and loaded, and barred.
+  // In the core's order: resident experts are touched and barred first, then each miss is touched, loaded and barred.
   Cache cache({8, 0, 2, 16});
   Random random(6);
   for (int step = 0; step < 4000; ++step) {
@@ -512,7 +512,7 @@ TEST_CASE("ARC: a prefetch is no access") {
   arc->replace(0, full(0, 0), false);  // prefetched
   arc->replace(1, full(0, 1), false);
   CHECK(arc->size(ferry::Arc::t1) == 2);
-  arc->touch(full(0, 0), 0);  // its first use: as if it had been loaded for it, most recent of T1
+  arc->touch(full(0, 0), 0);  // its first use counts as if it had been loaded for it: it is the most recent of T1
   CHECK(arc->size(ferry::Arc::t1) == 2);
   CHECK(arc->size(ferry::Arc::t2) == 0);
   arc->touch(full(0, 0), 0);  // its second

@@ -42,7 +42,7 @@ std::uint32_t most_hits(std::uint32_t slots, PoolShape pool, const std::vector<E
   return most;
 }
 
-/// The most hits of all ways to keep, evict or refuse.
+/// The most hits that any sequence of keeping, evicting and refusing gives.
 class Exhaustive {
  public:
   Exhaustive(std::uint32_t slots, const std::vector<ExpertId>& requests) : slots_(slots), requests_(requests) {}
@@ -128,7 +128,7 @@ TEST_CASE("the clairvoyant cache passes over other pools' layers and the end of 
   cache->touch(full(3, 0), 0);
   CHECK(cache->victim(full(2, 1), {none, 1}) == 0);
   cache->replace(0, full(2, 1), true);
-  for (int i = 0; i < 3; ++i) cache->touch(full(2, 1), 0);  // once more than it was told
+  for (int i = 0; i < 3; ++i) cache->touch(full(2, 1), 0);  // one use more than it was told of
   cache->replace(0, full(3, 1), true);
   cache->replace(1, full(2, 1), true);
   CHECK(cache->victim(full(3, 1), {none, 1}) == 1);

@@ -29,7 +29,7 @@ void pass(Placed<ExpectedSavings>& policy, int steps = 1) {
   for (int i = 0; i < steps; ++i) policy->begin_step(StepOf(Phase::decode, 1));
 }
 
-/// An expert that `rows` of the `of` rows chose.
+/// Uses an expert that `rows` of `of` rows chose.
 void use(Placed<ExpectedSavings>& policy, ExpertId id, int times = 1, std::uint32_t rows = 1, std::uint32_t of = 1) {
   Request r;
   r.want = {id, Precision::full};
@@ -37,12 +37,12 @@ void use(Placed<ExpectedSavings>& policy, ExpertId id, int times = 1, std::uint3
   for (int i = 0; i < times; ++i) policy->saved({&r, 1}, of, unit);
 }
 
-/// A layer without loads: the host computes every miss, and nothing is learned.
+/// Ends a layer in which the host computes every miss, so that nothing is learned.
 void all_on_host(Placed<ExpectedSavings>& policy, std::uint16_t layer = 0) {
   policy->loaded(layer, 0, 1);
 }
 
-/// A layer of a step: rows [rows, k] choose, and of ten misses so many are loaded.
+/// A layer of a step: rows [rows, k] choose experts, and `loads` of ten misses are loaded.
 void choose(Placed<ExpectedSavings>& policy, std::uint16_t layer, const std::vector<std::vector<std::uint16_t>>& rows,
             std::uint32_t loads = 10) {
   std::vector<Route> routes;
@@ -73,7 +73,8 @@ void step(Placed<ExpectedSavings>& policy, const std::vector<std::vector<std::ui
   choose(policy, 0, rows, loads);
 }
 
-/// In uses, and without what is taken off for chance. `square`: of the share of misses that are loaded, if that counts.
+/// How many uses count, without what is taken off for chance. `square`: the squared share of misses that are loaded, if it
+/// counts.
 double counted(Placed<ExpectedSavings>& policy, ExpertId id, double square = 1) {
   const double more = static_cast<double>(policy->more_saved(id, no_slot)) / unit;  // n - part sqrt(n)
   const double part = 0.5 + square;
@@ -81,7 +82,7 @@ double counted(Placed<ExpectedSavings>& policy, ExpertId id, double square = 1) 
   return root * root;
 }
 
-/// In uses, of an expert that is asked for now.
+/// The gain for an expert that is asked for now, in uses.
 double gain(Placed<ExpectedSavings>& policy, ExpertId id, std::uint32_t rows = 1) {
   Request r;
   r.want = {id, Precision::full};
@@ -89,7 +90,7 @@ double gain(Placed<ExpectedSavings>& policy, ExpertId id, std::uint32_t rows = 1
   return static_cast<double>(policy->gain(r)) / unit;
 }
 
-/// What its rank has beside that, in uses: 7 was never used.
+/// What an expert's rank has besides its counted uses. Expert 7, which was never used, serves for comparison.
 double soon_saved(Placed<ExpectedSavings>& policy, ExpertId id, double square = 1) {
   return gain(policy, id) - gain(policy, {id.layer, 7}) - counted(policy, id, square);
 }
@@ -98,11 +99,11 @@ double soon_saved(Placed<ExpectedSavings>& policy, ExpertId id, double square = 
 
 namespace {
 
-/// One layer of 16 experts with two slots, whose misses the host computes, and which the link brings behind that, one a step.
+/// One layer of 16 experts with two slots. The host computes the misses, and the link brings one of them a step afterwards.
 struct OneLayer {
   explicit OneLayer(Nanoseconds copy_ns) : copy_ns(copy_ns) {}
 
-  /// A step that uses one expert. Whether it was there.
+  /// Runs a step that uses one expert. Whether it was resident.
   bool use(std::uint16_t expert) {
     const bool there = std::find(slots.begin(), slots.end(), expert) != slots.end();
     policy->begin_step(StepOf(Phase::decode, 1));
@@ -152,7 +153,7 @@ TEST_CASE("where what was used last has kept more, it is what stays, and no long
   const auto bursts = [](int i) { return 2 + i / 12 % 14; };
   layer.misses(12 * 4, bursts);
   CHECK(layer.misses(12 * 10, [&](int i) { return bursts(i + 12 * 4); }) == 10);  // the first use of each
-  // A loop of three, which by last use would be missed each time.
+  // A loop of three, in which every use would miss by last use.
   layer.misses(1200, [](int i) { return i % 3; });
   CHECK(layer.misses(300, [](int i) { return i % 3; }) == 100);
 }
@@ -161,7 +162,7 @@ TEST_CASE("what takes long to bring does not follow each use") {
   const auto brought = [](Nanoseconds copy_ns) {
     OneLayer layer(copy_ns);
     layer.misses(400, [](int i) { return i % 2; });
-    layer.misses(300, [](int i) { return 2 + i / 3 % 14; });  // of bursts of three two uses may be served
+    layer.misses(300, [](int i) { return 2 + i / 3 % 14; });  // in bursts of three uses, two can hit
     return layer.brought;
   };
   CHECK(brought(unit) > 80);
@@ -241,7 +242,7 @@ TEST_CASE("a place gains in a prompt by its rows, as if as many steps had gone a
   Placed<ExpectedSavings> policy(PoolShape{2, 0, 2, 8}, decaying(64));
   policy->begin_step(StepOf(Phase::prefill, 4));
   use(policy, {0, 1}, 1, 3, 4);  // what a use saves is known from this layer
-  // A row in four, and two: so many uses in each of 64 / ln 2 steps.
+  // Uses by one row in four, and by two: so many in each of the 64 / ln 2 steps that count.
   CHECK(gain(policy, {1, 1}, 1) == doctest::Approx(0.25 * 92.33).epsilon(0.001));
   CHECK(gain(policy, {1, 2}, 2) == doctest::Approx(0.5 * 92.33).epsilon(0.001));
   policy->begin_step(StepOf(Phase::prefill, 4));  // of eight rows two
@@ -371,7 +372,7 @@ TEST_CASE("over thousands of steps, against sums of powers") {
 // Where misses are loaded.
 
 TEST_CASE("what follows what is used now keeps its place, though it was not used last") {
-  // 0 comes behind 1, 2 behind 3; pairs by chance.
+  // 0 follows 1, and 2 follows 3; pairs come at random.
   Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8});
   Random random(1);
   for (int i = 0; i < 300; ++i) {
@@ -390,8 +391,8 @@ TEST_CASE("what follows what is used now keeps its place, though it was not used
 }
 
 TEST_CASE("what is used soon counts by the square of the share of misses that are loaded, and not below a quarter") {
-  // 0 and 1 take turns for long. What 1 saves soon, now that 0 is used, is twice v of all steps that count, which are at most
-  // 64 / ln 2 = 92; and v, of a use in each second token from the next one on, is 2/3.
+  // 0 and 1 take turns for long. What 1 saves soon, now that 0 is used, is twice v for all steps that count, which are at most
+  // 64 / ln 2 = 92. v is 2/3 for a use in every second token from the next one on.
   const auto soon = [](std::uint32_t loads) {
     Placed<ExpectedSavings> policy(PoolShape{1, 0, 1, 8}, decaying(64));
     for (std::uint16_t i = 0; i < 4000; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}}, loads);
@@ -412,7 +413,7 @@ TEST_CASE("the share of misses that are loaded is the mean of the first layers w
   for (int i = 0; i < 1000; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}}, 10);
   step(policy, {{0}}, 10);
   CHECK(learns(1));
-  // After n layers without loads (511/512)^n is left, which is a quarter at 709.
+  // After n layers without loads the share is (511/512)^n, which is a quarter at 709.
   for (int i = 0; i < 690; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}}, 0);
   step(policy, {{0}}, 0);
   CHECK(learns(0.26 * 0.26));
@@ -421,7 +422,7 @@ TEST_CASE("the share of misses that are loaded is the mean of the first layers w
   CHECK(!learns(0));
   Placed<ExpectedSavings> fresh(PoolShape{2, 0, 1, 8});
   fresh->begin_step(StepOf(Phase::prefill, 1));
-  fresh->loaded(0, 1, 1);  // a prompt changes it not, nor does a layer without misses
+  fresh->loaded(0, 1, 1);  // neither a prompt nor a layer without misses changes the share
   step(fresh, {{0}}, 0);
   fresh->loaded(0, 0, 0);
   fresh->replace(0, full(0, 0), true);
@@ -429,7 +430,7 @@ TEST_CASE("the share of misses that are loaded is the mean of the first layers w
 }
 
 TEST_CASE("what nobody waits for takes a place by what it saved alone") {
-  // 1 always follows 0. As a newcomer it counts with its uses alone, and against what is used soon with all of that.
+  // 1 always follows 0. A newcomer only counts with its past uses, against residents that also count with what is used soon.
   Placed<ExpectedSavings> policy(PoolShape{1, 0, 1, 8});
   for (std::uint16_t i = 0; i < 400; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}});
   step(policy, {{0}});
@@ -479,7 +480,7 @@ TEST_CASE("with all of its layer in use, what is loaded takes another layer's pl
   step(policy, {{0, 1}});
   const std::uint8_t own[2] = {1, 0};
   CHECK(policy->victim(full(0, 1), {own, 1}) == no_slot);
-  for (int i = 0; i < 400; ++i) {  // which is not used any more
+  for (int i = 0; i < 400; ++i) {  // expert 0 of layer 1 is not used any more
     step(policy, {{0, 1}});
     choose(policy, 1, {{2}});
   }
@@ -489,8 +490,8 @@ TEST_CASE("with all of its layer in use, what is loaded takes another layer's pl
 
 namespace {
 
-/// Two layers with a place each. The second one's expert, 0, is used in every 64th step, the first one's 0 in every fourth, and
-/// 1, which has no place, in the others.
+/// Two layers with a place each. The second layer's resident expert 0 is used in every 64th step. The first layer's 0 is used
+/// in every fourth step, and its expert 1, which has no place, in the others.
 struct SeldomAndOften {
   explicit SeldomAndOften(std::uint32_t loads) : loads(loads) {
     policy->replace(0, full(0, 0), true);
@@ -518,11 +519,11 @@ TEST_CASE("where the least of all is used before the own layer's least, each lay
   SeldomAndOften layers(10);
   for (int i = 0; i < 3; ++i) {
     while (layers.now % 64 != 63) layers.next();
-    CHECK(layers.victim() == 1);  // what is used seldom, and in this very step
+    CHECK(layers.victim() == 1);  // the expert that is seldom used, and is used in this very step
     layers.next();
   }
   CHECK(layers.victim() == 0);
-  CHECK(layers.victim(true) == 1);  // whether it stays out otherwise is another question
+  CHECK(layers.victim(true) == 1);  // whether the newcomer stays out otherwise is another question
   for (int i = 0; i < 4; ++i) {
     while (layers.now % 4 != 0 || layers.now % 64 == 63) layers.next();
     layers.victim();
@@ -542,12 +543,12 @@ TEST_CASE("shares decide nothing where the host computes some of what is missing
 
 namespace {
 
-/// Some layers of experts, of which the link brings what is missing: into free places, or a victim's.
+/// Some layers whose missing experts the link brings, into free places or a victim's.
 struct SomeLayers {
   SomeLayers(std::uint32_t places, std::uint16_t layers, std::uint16_t experts)
       : policy(PoolShape{places, 0, layers, experts}), slots(places, none) {}
 
-  /// A step, by layer. How many of what is used were not there.
+  /// Runs a step, given the experts by layer. Returns how many of them were missing.
   int use(const std::vector<std::vector<std::uint16_t>>& experts) {
     policy->begin_step(StepOf(Phase::decode, 1));
     int missing = 0;
@@ -611,7 +612,7 @@ TEST_CASE("a layer that uses few experts leaves its places to one that uses all"
   for (int i = 0; i < 12; ++i) layers.use({pair_from(i % 3 * 2), pair_from(i % 2 * 2)});
   REQUIRE(layers.held(0) == 6);
   steps(300);
-  CHECK(steps(300) == 0);  // two and eight, of which equal shares would miss three eighths
+  CHECK(steps(300) == 0);  // two places and eight; with equal shares three eighths would miss
 }
 
 TEST_CASE("by the last use each layer keeps its share, though another's experts were not used for longer") {
@@ -619,7 +620,7 @@ TEST_CASE("by the last use each layer keeps its share, though another's experts 
   for (int i = 0; i < 400; ++i) layers.use({pair_from(i % 2 * 2), pair_from(i % 2 * 2)});
   REQUIRE(layers.held(1) == 4);
   int by_last_use = 0;
-  for (int i = 0; i < 240; ++i) {  // new ones for some steps each; two of the second layer's four are used no more
+  for (int i = 0; i < 240; ++i) {  // new ones every few steps; two of the second layer's four are not used any more
     const bool leads = layers.policy->each_gains();
     layers.use({pair_from(4 + i / 12 * 2 % 60), pair_from(0)});
     if (!leads) continue;
@@ -644,7 +645,7 @@ TEST_CASE(
 }
 
 TEST_CASE("what was used of late takes places sooner where the subject has changed") {
-  // Four experts for long, then four others: the first newcomer that passes, in steps behind the change.
+  // Four experts are used for long, then four others. Counts the steps after the change until a newcomer may take a place.
   const auto waits = [](bool changed_before) {
     Placed<ExpectedSavings> policy(PoolShape{4, 0, 1, 8});
     for (std::uint16_t s = 0; s < 4; ++s) policy->replace(s, full(0, s), true);
@@ -670,7 +671,7 @@ TEST_CASE("where uses tell nothing of what comes, what is there stays in decode,
   for (std::uint16_t s = 0; s < 4; ++s) policy->replace(s, full(s / 2, s % 2), true);
   Random random(8);
   const std::uint8_t none[4] = {};
-  // Whether anything may take a place: what was used most beside what was there, and what a miss asks for.
+  // Whether the most used absent expert may take a place, as a promotion or as a miss.
   const auto moves = [&] {
     const ExpertId best = policy->wanted();
     if (best.expert == no_expert) return false;
@@ -689,22 +690,22 @@ TEST_CASE("where uses tell nothing of what comes, what is there stays in decode,
     }
     return moved;
   };
-  steps(200, 8, true);  // each in turn: what was used last comes last
+  steps(200, 8, true);  // each in turn, so that what was used last comes last
   CHECK(steps(200, 8, true) == 0);
-  CHECK(policy->more_saved(policy->wanted(), no_slot) > 0);  // into a place that is free all the same
-  use(policy, {0, 5}, 100);                                  // which is nothing that was learned from yet
+  CHECK(policy->more_saved(policy->wanted(), no_slot) > 0);  // but it may still take a free place
+  use(policy, {0, 5}, 100);                                  // uses from which nothing was learned yet
   CHECK(policy->more_saved({0, 5}, 0) == 0);
   CHECK(gain(policy, {0, 5}) == 0);
   CHECK(policy->victim(full(0, 5), {none, 1}) == no_slot);
-  policy->begin_step(StepOf(Phase::prefill, 4));  // in a prompt its rows tell
+  policy->begin_step(StepOf(Phase::prefill, 4));  // in a prompt the rows themselves tell
   use(policy, {0, 7}, 1, 4, 4);
   CHECK(policy->victim(full(0, 7), {none, 1}) != no_slot);
   CHECK(gain(policy, {0, 7}, 4) > 0);
-  CHECK(steps(200, 4, false) > 150);  // four of the eight alone
+  CHECK(steps(200, 4, false) > 150);  // four of the eight experts only
 }
 
 TEST_CASE("the rows of a prompt teach") {
-  // They went round, 4, 5, 6, 7: behind a 4 comes 5, then 6, and 4 itself last.
+  // 4, 5, 6, 7 come in turn: 5 follows 4, then comes 6, and 4 itself comes last.
   Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8});
   policy->replace(0, full(0, 6), true);
   policy->replace(1, full(0, 7), true);
@@ -721,7 +722,7 @@ TEST_CASE("the rows of a prompt teach") {
 }
 
 TEST_CASE("behind a reset a sequence of the same number is a new one") {
-  // The twin is told of no reset, and of a new number for each sequence.
+  // The twin is not reset, and gets a new number for each sequence instead.
   Placed<ExpectedSavings> policy(PoolShape{3, 0, 1, 8}), twin(PoolShape{3, 0, 1, 8});
   for (Placed<ExpectedSavings>* p : {&policy, &twin}) {
     for (std::uint16_t s = 0; s < 3; ++s) (*p)->replace(s, full(0, s), true);

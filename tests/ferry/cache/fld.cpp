@@ -57,7 +57,7 @@ TEST_CASE("FLD: a prefetch for a later layer is seen from the layer that runs") 
   Placed<Fld> fld(PoolShape{4, 0, 4, 8});
   for (std::uint16_t s = 0; s < 4; ++s) fld->replace(s, full(s, s), true);
   fld->used(full(0, 7));
-  // From layer 2 layer 1 would be the farthest; from layer 0, which runs, it is the next.
+  // Seen from layer 2, layer 1 would be farthest; seen from layer 0, which runs, it is next.
   CHECK(order_of_eviction(*fld, 4, full(2, 7)) == Order{3, 2, 1, 0});
 }
 

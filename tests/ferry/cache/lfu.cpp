@@ -44,7 +44,7 @@ TEST_CASE("LFU gives up the expert with the fewest uses, the lowest slot of equa
   const std::uint16_t uses[] = {0, 0, 0, 1, 2, 2, 3};  // 3, 1, 2 and 1 of the experts 0 to 3
   for (const std::uint16_t e : uses) lfu->used(full(0, e));
   CHECK(order_of_eviction(*lfu, 4, full(0, 7)) == Order{1, 3, 2, 0});
-  lfu->touch(full(0, 1), 1);  // uses come through `used` alone
+  lfu->touch(full(0, 1), 1);  // a touch is no use: only `used` counts
   CHECK(order_of_eviction(*lfu, 4, full(0, 7)) == Order{1, 3, 2, 0});
 }
 

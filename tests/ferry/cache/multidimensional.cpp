@@ -207,7 +207,7 @@ TEST_CASE("Eq. 3: R, F and H outlive eviction and count on while the expert is a
 }
 
 TEST_CASE("Eq. 3: two pools that see the same uses rank alike, whatever they hold") {
-  // The caches for high and low precision: one record of priorities (Fig. 12), so the same experts give the same order.
+  // The caches for high and low precision share one record of priorities (Fig. 12), so the same experts have the same order.
   Placed<Multidimensional> high(pool), low(pool);
   Random random(9);
   for (int step = 0; step < 50; ++step) {

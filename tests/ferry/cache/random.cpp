@@ -34,7 +34,7 @@ TEST_CASE("random victims follow SplitMix64's published numbers") {
 }
 
 TEST_CASE("a random victim counts only slots that are not barred") {
-  // 0.350 of the first output above: of two candidates the first, of three the second, of one that one.
+  // 0.350, from the first output above, selects the first of two candidates, the second of three, and the only one of one.
   auto random = seeded(5, 1234567);
   const std::uint8_t flags[5] = {1, 2, 1, 2, 0};
   CHECK(random->victim(full(0, 1), {flags, 1}) == 3);  // of 1, 3, 4

@@ -28,8 +28,7 @@ Placed<ScoreWindow> filled(std::uint32_t iterations, std::uint16_t experts) {
   return window;
 }
 
-/// Keeps every score that it ever saw. A mean is a whole number of 2^-24 / 720720 (the least common multiple of 1 to
-/// 16).
+/// Keeps every score that it ever saw. Means are whole multiples of 2^-24 / 720720 (the least common multiple of 1 to 16).
 struct NaiveWindow {
   NaiveWindow(PoolShape shape, std::uint32_t n) : pool(shape), iterations(n), seen(shape.layers), slots(shape.slots) {}
   void observe(const Scores& s) noexcept {

@@ -1,4 +1,4 @@
-// Blocks whose weights are worked by hand; the packages of their makers are asked in tests/engine/math/blocks.cpp.
+// Blocks with weights worked by hand. tests/engine/math/blocks.cpp compares with the packages of the formats' makers.
 #include "ferry/codec/blocks.hpp"
 
 #include <doctest/doctest.h>

@@ -106,7 +106,7 @@ TEST_CASE("every width, group size and odd length comes back, and as a naive rea
         CAPTURE(bits);
         CAPTURE(group);
         CAPTURE(columns);
-        // The n-th group has minimum n, and only weights that its codes stand for.
+        // The n-th group has minimum n, and only weights that its codes represent exactly.
         const PackedLayout m{3, columns, bits, group};
         std::vector<float> weights;
         for (std::uint32_t row = 0; row < 3; ++row) {
@@ -128,7 +128,7 @@ TEST_CASE("every width, group size and odd length comes back, and as a naive rea
         std::vector<float> last(m.group_size(static_cast<std::uint32_t>(m.row_groups()) - 1));
         unpack_group(m, packed.data(), 2, static_cast<std::uint32_t>(m.row_groups()) - 1, last.data());
         CHECK(std::equal(last.begin(), last.end(), weights.end() - static_cast<std::ptrdiff_t>(last.size())));
-        // What fills up is 0.
+        // Padding is 0.
         for (std::size_t i = 3 * m.row_bytes(); i < m.group_at(0, 0); ++i) CHECK(packed[i] == std::byte{0});
         for (std::size_t i = m.group_at(2, 0) + m.row_groups() * 8; i < m.bytes(); ++i)
           CHECK(packed[i] == std::byte{0});

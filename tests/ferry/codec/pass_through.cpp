@@ -1,4 +1,4 @@
-// Against Eigen's bfloat16 and half, made by others.
+// Compared with Eigen's bfloat16 and half.
 #include "ferry/codec/pass_through.hpp"
 
 #include <doctest/doctest.h>
@@ -63,7 +63,7 @@ TEST_CASE("weights are rounded to the nearest, ties to the even one, as others r
       const std::uint16_t theirs = oracle(type, weight);
       if (packed(type, weight) != (std::isfinite(oracle(type, theirs)) ? theirs : 0xffff)) ++different;
     };
-    // Between neighbours: the middle, and the floats on both of its sides; from 0 to infinity, and below 0.
+    // The middle between neighbours and the floats on both sides of it, from 0 to infinity, and the same below 0.
     const std::uint16_t last = type == FloatType::bf16 ? 0x7f7f : 0x7bff;
     for (std::uint16_t bits = 0; bits < last; ++bits) {
       const double low = oracle(type, bits), high = oracle(type, static_cast<std::uint16_t>(bits + 1));

@@ -27,7 +27,7 @@ std::vector<float> round_trip(const std::vector<float>& weights, std::uint32_t b
   return out;
 }
 
-/// By how many weights of one group miss |w - w'| <= step / 2, the step not rounded, but for what float rounds.
+/// How many weights of a group break |w - w'| <= step / 2, with the exact step, beyond what float itself rounds.
 std::size_t beyond(const float* w, const float* read, std::size_t count, std::uint32_t bits) {
   const double low = *std::min_element(w, w + count), high = *std::max_element(w, w + count);
   const double step = (high - low) / largest_code(bits);
@@ -98,9 +98,9 @@ TEST_CASE("equal weights are exact, and so are the largest floats, the smallest 
       const std::vector<float> weights(64, w);
       CHECK(round_trip(weights, bits) == weights);
     }
-    const std::vector<float> ends{-most, most, -most};  // their distance is no float
+    const std::vector<float> ends{-most, most, -most};  // float cannot represent their distance
     CHECK(round_trip(ends, bits) == ends);
-    // The step between these is no float: every code is 0.
+    // Float cannot represent the step between these, so every code is 0.
     CHECK(round_trip({0, least}, bits) == std::vector<float>{0, 0});
   }
   // A step of 4/3 becomes 1, the nearest float: 4 is then beyond the last code.

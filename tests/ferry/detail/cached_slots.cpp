@@ -92,7 +92,7 @@ TEST_CASE("stream slots come in turn, behind the cached ones") {
 }
 
 TEST_CASE("the victim of the second pool is a slot of the second pool") {
-  // A pool of 2 slots for each of two layers, and 2 stream slots.
+  // Two layers with a pool of 2 slots each, and 2 stream slots.
   alignas(64) static std::byte block[8192];
   Slots& slots = *new (block) Slots;
   Carver carve(block + 2048);
@@ -110,7 +110,7 @@ TEST_CASE("the victim of the second pool is a slot of the second pool") {
     }
   }
   slots.begin_call({Ticket{100}, Ticket{101}, Ticket{101}});
-  slots.use(2);  // so that 3 is the one that was used longest ago
+  slots.use(2);  // so that slot 3 was used longest ago
   CHECK(slots.make_room(full(1, 2), Residency::for_demand, closed) == 3);
   CHECK(slots.residency().slot(3).state == State::absent);
   CHECK(slots.residency().slot(1).state == State::resident);
@@ -118,7 +118,7 @@ TEST_CASE("the victim of the second pool is a slot of the second pool") {
 
 namespace {
 
-/// Counts the layers that ended, in whichever pool, and says whether each miss gains.
+/// Counts finished layers across pools, and says whether each miss gains.
 struct Learner : Lru {
   FERRY_HD void finished(std::uint16_t /*layer*/) noexcept { ++ended; }
   FERRY_HD void goes_on(const Learner& before) noexcept { ended = before.ended; }

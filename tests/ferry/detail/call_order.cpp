@@ -1,4 +1,4 @@
-// Mistakes that an engine can make with a pipeline. Each is refused in every build, in words, and changes nothing.
+// Mistakes that an engine can make with a pipeline. Each is refused in words, in every build, and changes nothing.
 #include "ferry/detail/call_order.hpp"
 
 #include <doctest/doctest.h>
@@ -33,7 +33,7 @@ struct CheckedCalls {
     for (std::uint32_t r = 0; r < rows; ++r) memory.insert(memory.end(), {.4F, .3F, .2F, .1F});
     return scores(layer, memory);
   }
-  /// What a call that is refused says; it has changed nothing.
+  /// The message that refuses a call. Checks that the call has changed nothing.
   template <class Call>
   std::string refused(const Call& call) {
     const Counters before = pipe.counters();

@@ -34,7 +34,7 @@ std::vector<double> ask_learned(Placed<Regression>& learned, std::uint32_t table
   return all;
 }
 
-/// The same with real numbers.
+/// The same regression with real numbers.
 struct NaiveRegression {
   explicit NaiveRegression(const RegressionSize& size)
       : s(size), w(std::size_t{s.tables} * (s.inputs + 1) * s.experts) {
@@ -91,7 +91,7 @@ TEST_CASE("it learns as the same with real numbers does") {
     for (std::uint32_t e = 0; e < size.experts; ++e) {
       const double expected = naive.ask(table, inputs, e);
       worst = std::max(worst, std::abs(p[e] - expected));
-      // What is right depends on one input, and on chance.
+      // The outcome depends on one input, and on chance.
       const bool right = random.chance(!inputs.empty() && inputs[0] == e ? 80 : 10);
       error[e] = (right ? Regression::one : 0) - static_cast<std::int32_t>(p[e] * Regression::one);
       naive.learn(table, inputs, e, right ? 1 : 0);

@@ -21,7 +21,7 @@ struct PlacedDuel : detail::Duel {
 };
 using SomeDuel = Placed<PlacedDuel>;
 
-/// So many duels, which one way wins.
+/// Decides `times` duels, all in favour of one way.
 void settle(SomeDuel& duel, bool second_is_right, int times, std::uint32_t kind = 0) {
   for (int i = 0; i < times; ++i) {
     duel->begin(kind, 0, 1);
@@ -89,7 +89,7 @@ TEST_CASE("an expert is watched beside one other, and after 32 steps beside the 
   for (std::uint32_t i = 0; i < detail::Duel::span; ++i) other->begin_step();
   other->begin(0, 2, 0);
   REQUIRE(broken(*other) == "");
-  other->used(1);  // is watched no more
+  other->used(1);  // not watched any more
   other->used(2);
   for (std::uint32_t e = 4; e < 6; ++e) {
     other->begin(0, e, 6);

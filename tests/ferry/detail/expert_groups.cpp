@@ -38,8 +38,8 @@ TEST_CASE("unimportance is the smallest share of a row's weights that ranks abov
   auto& groups = *new (block) detail::ExpertGroups;
   Carver carve(block + 128);
   groups.reserve(carve, Shape{1, 6, 3, 3});
-  // Row 0: 5/8, 2/8, 1/8. Row 1, unnormalised: 4/8, 3/8, 1/8. Row 2 is ranked otherwise than it is weighed: by weight
-  // expert 3 (0.5), then 0 and 4 (0.25 each, the better ranked first).
+  // Row 0: 5/8, 2/8, 1/8. Row 1, not normalised: 4/8, 3/8, 1/8. Row 2 ranks its experts differently than it weighs them: by
+  // weight expert 3 (0.5) comes first, then 0 and 4 (0.25 each, the better ranked first).
   const Route routes[] = {{0, 0.625F}, {1, 0.25F}, {2, 0.125F}, {1, 0.4F}, {2, 0.3F},
                           {5, 0.1F},   {0, 0.25F}, {3, 0.5F},   {4, 0.25F}};
   Request memory[6];

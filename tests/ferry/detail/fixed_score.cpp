@@ -12,7 +12,7 @@ TEST_CASE("a score in units of two to the minus 24, rounded to the nearest") {
   CHECK(detail::fixed_score(0.5F) == 8388608);
   CHECK(detail::fixed_score(0x1p-24F) == 1);
   CHECK(detail::fixed_score(0x1p-25F) == 1);         // a half goes up
-  CHECK(detail::fixed_score(0x1.fffffep-26F) == 0);  // the float below it, where adding 0.5 as a float gives 1
+  CHECK(detail::fixed_score(0x1.fffffep-26F) == 0);  // the next lower float, for which adding 0.5 as a float gives 1
   CHECK(detail::fixed_score(0x1.8p-24F) == 2);       // 1.5
   CHECK(detail::fixed_score(0x1.2p-23F) == 2);       // 2.25
   // 0.1F is 13421773 * 2^-27: 13421773 / 8 = 1677721.625

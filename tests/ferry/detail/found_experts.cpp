@@ -21,7 +21,7 @@ std::vector<int> ids(View<const Request> requests) {
   return test::ids(std::vector<Request>(requests.begin(), requests.end()));
 }
 
-/// A layer of 8 experts and 6 slots, of which 5 and 3 are resident, 4 and 1 on their way.
+/// A layer of 8 experts and 6 slots; 5 and 3 are resident, 4 and 1 on their way.
 template <class Stack>
 struct FoundFixture {
   FoundFixture() : costs(CoreSettings()) {
@@ -91,7 +91,7 @@ TEST_CASE("a placement that weighs a layer knows what the place of a miss would 
   CHECK(f.found.misses()[0].gain_ns == 0);
   f.slots.saved(f.found.misses(), 1, 1600);
   f.find();
-  CHECK(f.found.misses()[0].gain_ns == 3200);  // with this use
+  CHECK(f.found.misses()[0].gain_ns == 3200);  // includes the present use
   f.found.misses()[0].gain_ns = 0;
   f.find(Phase::prefill);
   CHECK(f.found.misses()[0].gain_ns > 0);

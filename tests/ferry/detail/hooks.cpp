@@ -1,4 +1,4 @@
-// What is optional: what is declared counts, what is not has its default, and a wrong signature is no hook.
+// Optional hooks: one that is declared counts, an absent one has its default, and a wrong signature is no hook.
 #include "ferry/detail/hooks.hpp"
 
 #include <doctest/doctest.h>

@@ -17,7 +17,7 @@ std::vector<Task> tasks_of(const std::vector<std::uint32_t>& rows) {
   for (std::size_t i = 0; i < rows.size(); ++i) tasks[i].rows = rows[i];
   return tasks;
 }
-/// Of a host that takes `expert` for each and `row` for each of its rows.
+/// Notes the time of a host that takes `expert` for each expert and `row` for each of its rows.
 void note(detail::HostCosts& costs, const std::vector<std::uint32_t>& rows, double expert, double row) {
   const std::vector<Task> tasks = tasks_of(rows);
   double all = 0;
@@ -67,7 +67,7 @@ TEST_CASE("times that vary by a third leave the mean, and one that is far off mo
     const double pace = 1 + (static_cast<double>(rng.below(1000)) / 1000 - 0.5) * 2 / 3;
     note(costs, rows, 20'000 * pace, 5'000 * pace);
   }
-  // Least squares of the relative error lean to what is faster: E[1/pace] / E[1/pace^2] of paces from 2/3 to 4/3.
+  // Least squares of relative errors favour fast times: E[1/pace] / E[1/pace^2] for paces from 2/3 to 4/3.
   constexpr double lean = 1.0397 / 1.125;
   CHECK(told(costs).host_row_ns == doctest::Approx(5'000 * lean).epsilon(0.1));
   CHECK(one(costs) == doctest::Approx(25'000 * lean).epsilon(0.1));
@@ -83,7 +83,7 @@ TEST_CASE("a first layer that was slow does not keep the host out") {
   CHECK(one(costs) == doctest::Approx(20e6 * 0.0534).epsilon(0.01));  // (1023/1024)^3000
   CHECK(told(costs).host_row_ns == one(costs));
   for (int i = 0; i < 10'000; ++i) costs.note({}, 0);
-  CHECK(one(costs) == doctest::Approx(20e6 / 64).epsilon(0.01));  // and no further
+  CHECK(one(costs) == doctest::Approx(20e6 / 64).epsilon(0.01));  // the limit
   for (int i = 0; i < 20; ++i) note(costs, {1}, 300'000, 0);
   CHECK(one(costs) == doctest::Approx(300'000).epsilon(0.05));
 }
@@ -93,7 +93,7 @@ TEST_CASE("a time far too short moves it little, and a host that became slower i
   for (int i = 0; i < 300; ++i) note(costs, {1}, 50'000, 0);
   note(costs, {1}, 1, 0);
   CHECK(one(costs) > 45'000);
-  for (int i = 0; i < 1500; ++i) note(costs, {1}, 500'000, 0);  // ten times as slow counts a hundredth
+  for (int i = 0; i < 1500; ++i) note(costs, {1}, 500'000, 0);  // a time ten times as long counts a hundredth
   CHECK(one(costs) > 300'000);
 }
 
@@ -101,7 +101,7 @@ TEST_CASE("neither part is below nothing") {
   detail::HostCosts rows_for_nothing{LayerCosts{}};
   note(rows_for_nothing, {1}, 20'000, 0);
   note(rows_for_nothing, {10}, 10'000, 0);
-  CHECK(told(rows_for_nothing).host_row_ns == 1);  // 0 would be unknown
+  CHECK(told(rows_for_nothing).host_row_ns == 1);  // 0 would mean unknown
   CHECK(one(rows_for_nothing) > 10'000);
   CHECK(one(rows_for_nothing) < 20'000);
   detail::HostCosts experts_for_nothing{LayerCosts{}};

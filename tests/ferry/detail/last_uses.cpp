@@ -38,7 +38,7 @@ std::vector<Route> all_routes(const std::vector<UsedExperts>& rows) {
   return routes;
 }
 
-/// As many as there are slots, by rank.
+/// The experts of highest rank, as many as there are slots.
 UsedExperts highest(const std::vector<std::int64_t>& rank, std::uint32_t slots) {
   UsedExperts all;
   for (std::uint16_t e = 0; e < rank.size(); ++e) all.push_back(e);
@@ -65,7 +65,7 @@ bool use_layer(PlacedLast& uses, std::uint32_t l, std::uint32_t experts, const s
   return changed;
 }
 
-/// How many steps it takes until it leads, or 0, where one layer of 8 experts with two slots is used like this.
+/// After how many steps last uses lead in a layer of 8 experts with two slots that is used like this, or 0.
 template <class Of>
 int leads_after(int steps, std::int64_t price, const std::vector<std::int64_t>& rank, const Of& of) {
   PlacedLast uses(LastUsesSize{1, 8});
@@ -82,22 +82,22 @@ int leads_after(int steps, std::int64_t price, const std::vector<std::int64_t>& 
 TEST_CASE("last uses lead where they would have kept what another order would not, and no longer once that turns") {
   const std::vector<std::int64_t> rank = {90, 80, 0, 0, 0, 0, 0, 0};  // two old favourites
   const auto favourite = [](std::uint16_t e) { return [e](int) { return UsedExperts{e}; }; };
-  // The first use is missed by both; the third that only the last use keeps is more than two, and a sixteenth of four.
+  // Both orders miss the first use. The third use that only last uses keep is more than two and a sixteenth of four.
   CHECK(leads_after(50, 0, rank, favourite(5)) == 4);
-  // Each that neither would have kept costs its price.
+  // Each use that neither order would have kept costs its price.
   CHECK(leads_after(50, PlacedUses::one, rank, favourite(5)) == 5);
   CHECK(leads_after(50, 0, rank, favourite(0)) == 0);
   const auto loop = [](int i) { return UsedExperts{static_cast<std::uint16_t>(2 + i % 3)}; };  // longer than the slots
   CHECK(leads_after(500, 0, rank, loop) == 0);
   const auto bursts = [](int i) { return UsedExperts{static_cast<std::uint16_t>(2 + i / 4 % 6)}; };
   CHECK(leads_after(50, PlacedUses::one, rank, bursts) > 0);
-  CHECK(leads_after(500, 4 * PlacedUses::one, rank, bursts) == 0);  // to bring each costs more than it saves
+  CHECK(leads_after(500, 4 * PlacedUses::one, rank, bursts) == 0);  // bringing each expert costs more than it saves
 
   PlacedLast uses(LastUsesSize{1, 8});
   int turned = 0;
   for (int i = 0; i < 60; ++i) {
     uses->begin_step();
-    // A burst, and then favourites that come one by one between others.
+    // A burst, and then favourites that alternate with others.
     const int at = i - 10;
     const UsedExperts now{static_cast<std::uint16_t>(i < 10 ? 5 : at % 3 == 0 ? 0 : at % 3 == 1 ? 1 : 2 + i % 6)};
     turned += use_layer(uses, 0, 8, {now}, rank, highest(rank, 2), 0) ? 1 : 0;
@@ -148,12 +148,12 @@ TEST_CASE("random uses: what stacks of experts say, kept one by one, of eight a 
           together.insert(together.end(), row.begin(), row.end());
         }
         const std::uint32_t slots = random.below(experts);
-        std::vector<std::int64_t> there;  // whatever the ranks say
+        std::vector<std::int64_t> there;  // resident experts, whatever the ranks say
         for (std::uint32_t e = 0; e < experts; ++e) there.push_back(random.below(1000));
         const UsedExperts held = highest(there, slots);
         UsedExperts& of = stack[l];
         const bool led = leads;
-        // From another row on in each step.
+        // Begins with another row in each step.
         const std::size_t first = (static_cast<std::size_t>(s) + 1) * k % together.size();
         UsedExperts asked;
         for (std::size_t n = 0; n < together.size() && asked.size() < 8; ++n) {
@@ -182,7 +182,7 @@ TEST_CASE("random uses: what stacks of experts say, kept one by one, of eight a 
         REQUIRE(use_layer(uses, l, experts, rows, rank, held, price) == (led != leads));
         REQUIRE(uses->leads() == leads);
         std::set<std::uint16_t> used;
-        for (const std::uint16_t e : together) {  // as they were used first
+        for (const std::uint16_t e : together) {  // in the order of their first use
           if (!used.insert(e).second) continue;
           std::erase(of, e);
           of.insert(of.begin(), e);
@@ -203,7 +203,7 @@ TEST_CASE("what was learned goes on") {
   CHECK(second->goes_on(*first));
   CHECK(second->leads());
   CHECK_FALSE(second->goes_on(*first));
-  // From there, not from its own beginning: as many uses take the lead away as from the first.
+  // The copy goes on from there, not from its beginning: as many uses end the lead as in the first.
   int kept = 0;
   for (PlacedLast* one : {&first, &second}) {
     int uses = 0;
@@ -223,7 +223,7 @@ TEST_CASE("what is there counts where not all that is used is brought, what rank
   const std::vector<std::int64_t> rank = {90, 80, 0, 0, 0, 0, 0, 0};
   for (const std::int64_t price : {std::int64_t{0}, PlacedUses::one / 4}) {
     PlacedLast uses(LastUsesSize{1, 8});
-    for (int i = 0; i < 40; ++i) {  // the first of the ranks, which is not there
+    for (int i = 0; i < 40; ++i) {  // uses the highest ranks, which are not resident
       uses->begin_step();
       use_layer(uses, 0, 8, {{0}}, rank, {6, 7}, price);
     }

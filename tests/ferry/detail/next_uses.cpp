@@ -54,15 +54,15 @@ TEST_CASE("before anything is learned, what was used last is used next") {
   Placed<Uses> uses(UsesSize{1, 8});
   step(uses, {{2}});
   const std::vector<double> v = step(uses, {{5}});
-  // By hand: x = -2 + 1, -2 + 1/2 and -2, in 1/2 + x / 4 + x^2 / 32; and what the second token taught of the first: a tenth of
-  // what was said too much or too little of it.
+  // By hand: x = -2 + 1, -2 + 1/2 and -2 in 1/2 + x / 4 + x^2 / 32, and what the second token taught about the first: a tenth
+  // of the error of its prediction.
   CHECK(v[5] == doctest::Approx(9.0 / 32).epsilon(0.001));
   CHECK(v[2] == doctest::Approx(0.5 - 1.5 / 4 + 2.25 / 32).epsilon(0.001));
   CHECK(v[0] == doctest::Approx(0.125).epsilon(0.001));
 }
 
 TEST_CASE("each sequence of a batch has its own past") {
-  // Two sequences count up, one through 0 to 3 and the other through 4 to 7; what is next is never what the other is at.
+  // Two sequences count up, one through 0 to 3, the other through 4 to 7. Neither is ever followed by the other's expert.
   Placed<Uses> uses(UsesSize{1, 8});
   std::vector<double> v;
   const auto a = [](int i) { return static_cast<std::uint16_t>(i % 4); };
@@ -78,8 +78,8 @@ TEST_CASE("each sequence of a batch has its own past") {
 }
 
 TEST_CASE("the rows of a prompt teach, the last 64 of them") {
-  // They went round: behind a 4 comes 5, then 6, then 7, and 4 itself last. What came more than 64 rows before the end is
-  // not kept.
+  // 4, 5, 6, 7 come in turn: 5 follows 4, then comes 6, then 7, and 4 itself last. What came more than 64 rows before the end
+  // is not kept.
   std::vector<Experts> rows;
   for (std::uint16_t i = 0; i < 136; ++i) rows.push_back({static_cast<std::uint16_t>(i % 4)});
   for (std::uint16_t i = 0; i < 64; ++i) rows.push_back({static_cast<std::uint16_t>(4 + i % 4)});
@@ -120,7 +120,7 @@ TEST_CASE("over thousands of steps, against a regression with real numbers") {
     x = std::max(-4.0, std::min(4.0, x));
     return 0.5 + x / 4 - (x < 0 ? -1 : 1) * x * x / 32;
   };
-  // Of a layer and sequence: what was chosen, latest last.
+  // What was chosen, by layer and sequence, the latest last.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<Experts>> past;
   double worst = 0, most = 0, off = 0;
   for (int i = 0; i < 4000; ++i) {
@@ -132,7 +132,7 @@ TEST_CASE("over thousands of steps, against a regression with real numbers") {
       for (std::uint32_t r = 0; r < rows; ++r) {
         const std::vector<Experts>& tokens = past[{l, r}];
         Experts now;
-        while (now.size() < k) {  // mostly one or two further than the token before, in a ring
+        while (now.size() < k) {  // mostly one or two places further in a ring than the token before
           const std::uint32_t from = tokens.empty() ? 0 : tokens.back()[now.size()];
           const auto e = static_cast<std::uint16_t>(random.chance(80) ? (from + random.between(1, 2)) % experts
                                                                       : random.below(experts));
@@ -140,7 +140,7 @@ TEST_CASE("over thousands of steps, against a regression with real numbers") {
         }
         step_rows.push_back(now);
       }
-      // What a row and the one before it tell; of the last token of its sequence, or of the one before that.
+      // The inputs for a row: what it chose and what the token before it chose, for this token or an earlier one.
       const auto inputs_of = [&](std::uint32_t r, std::size_t back) {
         const std::vector<Experts>& tokens = past[{l, r}];
         Experts in = back == 0 ? step_rows[r] : tokens[tokens.size() - back];
@@ -187,7 +187,7 @@ TEST_CASE("a row that its layer leaves out neither teaches nor is asked") {
   for (int i = 0; i < 200; ++i) {
     const auto e = static_cast<std::uint16_t>(random.below(8));
     uses->begin_step(StepOf(Phase::decode, 2));
-    const std::vector<double> v = choose(uses, 0, {{e}}, 8, {1});  // of sequence 1 alone
+    const std::vector<double> v = choose(uses, 0, {{e}}, 8, {1});  // sequence 1 only
     const std::uint32_t sequence = 1;
     twin->begin_step(Step{Phase::decode, {&sequence, 1}});
     REQUIRE(v == choose(twin, 0, {{e}}, 8));
@@ -195,7 +195,7 @@ TEST_CASE("a row that its layer leaves out neither teaches nor is asked") {
 }
 
 TEST_CASE("once all is forgotten a sequence of the same number is a new one") {
-  // The twin forgets nothing, and has a new number for each sequence; a third one has neither.
+  // The twin never forgets, but numbers each sequence anew; the third one does neither.
   Placed<Uses> uses(UsesSize{1, 8}), twin(UsesSize{1, 8}), deaf(UsesSize{1, 8});
   Random random(2);
   int different = 0;

@@ -24,7 +24,7 @@ struct Quick : detail::QuickMemory {
   }
 };
 
-/// It beside a slow count, as a policy has them, and both with real numbers.
+/// It and a slow count, together as in a policy, and both with real numbers.
 struct Memory {
   Memory() { weight.set(half_life, "test"); }
 
@@ -60,7 +60,7 @@ struct Memory {
     }
     REQUIRE(broken(*quick) == "");
   }
-  /// In each layer one of four experts, from the `first` on.
+  /// Uses one of four experts in each layer, from expert `first` on.
   void step(Random& random, std::uint32_t first, std::int64_t units = 1000) {
     begin();
     for (std::uint32_t l = 0; l < layers; ++l) use(l * experts + first + random.below(4), units);
@@ -85,11 +85,11 @@ TEST_CASE("where nothing changes the long run counts alone") {
   double sum = 0;
   for (int i = 0; i < 2000; ++i) {
     memory.step(random, 0);
-    REQUIRE(memory.share() < 0.25);  // by chance
+    REQUIRE(memory.share() < 0.25);  // by chance it is not 0
     sum += memory.share();
   }
   CHECK(sum < 0.01 * 2000);
-  // Nor is anything new where all uses are worth more.
+  // Nor does anything count as new if all uses become worth more.
   for (int i = 0; i < 100; ++i) {
     memory.step(random, 0, 5000);
     REQUIRE(memory.share() < 0.25);
@@ -143,7 +143,7 @@ TEST_CASE("what is expected is the mixture of both, a step, in the units of the 
   Random random(4);
   int mixed = 0;
   for (std::uint32_t i = 0; i < 3000; ++i) {
-    memory.step(random, i / 200 % 2 * 4);  // halves overlap: neither count is right
+    memory.step(random, i / 200 % 2 * 4);  // the halves overlap, so neither count is right
     mixed += memory.share() > 0.2 && memory.share() < 0.8 ? 1 : 0;
     for (std::uint32_t at = 0; at < layers * experts; ++at) {
       const double m = memory.mixed_by[at / experts];
@@ -236,7 +236,7 @@ struct Few : detail::QuickMemory {
 }  // namespace
 
 TEST_CASE("steps that save nothing tell nothing") {
-  // Nothing is expected behind them, which is no wrong guess. Then one of four is used.
+  // Nothing is expected after them, which is no wrong guess. Then one of four experts is used.
   Placed<Few> few{MemorySize{}};
   detail::GrowingWeight weight;
   weight.set(half_life, "test");

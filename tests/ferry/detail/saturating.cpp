@@ -1,4 +1,4 @@
-// Against the same in 128 bits.
+// Compared with arithmetic in 128 bits.
 #include "ferry/detail/saturating.hpp"
 
 #include <doctest/doctest.h>

@@ -42,7 +42,7 @@ TEST_CASE("a copy that would be waited for is worth it if it is likely enough to
   CHECK(f.staging.is_worth(1000));  // nothing is known
   f.staging.finish({60, 10, 30, 500});
   f.staging.plan(9, 10);
-  // It wins 100 ns with 9 of 10, and loses what it takes beyond those with 1 of 10.
+  // Waiting wins 100 ns with 9 in 10, and loses the time beyond that with 1 in 10.
   CHECK(f.staging.is_worth(100 + 900));
   CHECK_FALSE(f.staging.is_worth(100 + 901));
   f.staging.plan(1, 10);

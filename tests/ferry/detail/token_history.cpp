@@ -140,7 +140,7 @@ TEST_CASE("sequences come and go, against a list of all tokens") {
     note_choices(history, 0, experts);
     REQUIRE(history->rows() == std::min<std::size_t>(rows.size(), 64));
     for (auto& [sequence, tokens] : sequences) {
-      // From the last token of this step back, as long as one follows from the other.
+      // From the last token of this step backwards, as long as each follows from the other.
       std::size_t at = tokens.size() - 1;
       if (tokens[at].step != step) continue;
       const std::size_t left_out = rows.size() - history->rows();

@@ -50,7 +50,7 @@ TEST_CASE("what was overtaken goes before prefetches, and before demand that can
   CHECK(number(w.take(100)) == 3);
   CHECK(w.overtaken() == nullptr);
   w.overtake(copy(7, 0));
-  CHECK(number(*w.next(100)) == 7);  // the demand copy goes to its slot
+  CHECK(number(*w.next(100)) == 7);  // the demand copy writes to its slot
   w.drop(Ticket{7});
   CHECK(number(*w.next(100)) == 4);
 }

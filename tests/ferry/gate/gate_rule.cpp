@@ -112,7 +112,7 @@ TEST_CASE("a second expert is chosen by its logit, too, where a softmax or a sig
       CHECK(s.select[i] > 0.0F);
     }
   }
-  // The mixer's second is weighed among those next to it.
+  // The mixer's second expert is weighed among those close to it.
   const Scored s = score({.gating = Gating::sparse_mixer, .mixer_epsilon = 0.01F}, {-24.86F, 87.19F, -20.43F});
   CHECK(s.weight[2] == doctest::Approx(1));
 }
@@ -138,7 +138,7 @@ TEST_CASE("groups: a row chooses from the best, by their best expert or by their
 }
 
 TEST_CASE("a sparse mixer weighs the first among all that are near, and the second among those without it") {
-  // Logits 2, 1.97, 1, 0.9 with epsilon 0.01: near is what differs by 2% of the larger size at most.
+  // Logits 2, 1.97, 1, 0.9 with epsilon 0.01: two logits are close if they differ by at most 2% of the larger magnitude.
   const GateRule rule{.gating = Gating::sparse_mixer, .mixer_epsilon = 0.01F};
   CHECK(rule.separate(false));
   const Scored s = score(rule, {1, 2, 1.97F, 0.9F});
@@ -147,11 +147,11 @@ TEST_CASE("a sparse mixer weighs the first among all that are near, and the seco
   CHECK(r[1].expert == 2);
   CHECK(r[0].weight == doctest::Approx(1 / (1 + std::exp(-0.03))));  // 2 and 1.97
   CHECK(r[1].weight == doctest::Approx(1));                          // 1 is 49% away from 1.97
-  // Two equal best: each takes half, the second among both of the others that are as good.
+  // With three equal logits the first is one of three, the second one of the two that remain: weights 1/3 and 1/2.
   const Scored tie = score(rule, {1, 1, 1});
   CHECK(chosen(tie, 2, Renormalise::no)[0].weight == doctest::Approx(1.0 / 3));
   CHECK(chosen(tie, 2, Renormalise::no)[1].weight == doctest::Approx(1.0 / 2));
-  // What is below zero is as far away as its own size says: -1 and -1.01 are near, -1 and -1.5 are not.
+  // Below zero the magnitude counts, too: -1 and -1.01 are close, -1 and -1.5 are not.
   const Scored negative = score(rule, {-1.5F, -1, -1.01F});
   CHECK(chosen(negative, 2, Renormalise::no)[0].weight == doctest::Approx(1 / (1 + std::exp(-0.01))));
 }

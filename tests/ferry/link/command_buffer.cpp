@@ -17,13 +17,13 @@ Copy copy(std::uint64_t ticket, std::uint32_t slot) {
   return {Ticket{ticket}, full(0, 3), slot, Fence{7}, ticket % 2 == 0};
 }
 
-/// What the other side runs, in order: it takes the commands, then the tasks that come behind them.
+/// What the other side carries out, in order: the commands, then the tasks that depend on them.
 struct Group {
   std::vector<Command> commands;
   std::vector<Task> tasks;
 };
 
-/// Decides `steps` steps of an engine; `pass_on(group)` ahead of everything that depends on it.
+/// Decides `steps` steps of an engine. `pass_on(group)` is called before anything that depends on the group.
 template <class Stack, class PassOn>
 Counters decide(const CoreConfig<Stack>& config, CommandBuffer& buffer, int steps, std::uint64_t seed,
                 const PassOn& pass_on) {
@@ -68,7 +68,7 @@ void carries_out(std::uint64_t slots) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     const CoreConfig<Stack> config = config_of<Stack>(slots);
 
-    // Beside its computation, at a pace of its own.
+    // The commands are carried out beside the computation, at their own pace.
     CommandBuffer buffer(CommandBuffer::Progress::reported);
     CommandWorker worker(config.allotment.slots());
     Random pace(seed + 100);
@@ -86,7 +86,7 @@ void carries_out(std::uint64_t slots) {
     CHECK(right == ran);
     CHECK(ran == counters.of(Phase::prefill).requests + counters.of(Phase::decode).requests);
 
-    // One after the other, when all has been decided.
+    // The commands are carried out in order, after everything has been decided.
     CommandBuffer in_order;
     std::vector<Group> log;
     counters = decide(config, in_order, 30, seed, [&](const Group& group) { log.push_back(group); });

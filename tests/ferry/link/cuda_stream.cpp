@@ -1,4 +1,4 @@
-// On the emulated CUDA: what the streams do, and in which order, is chosen by chance.
+// On the emulated CUDA, where chance decides what the streams do, and in which order.
 #include "ferry/link/cuda_stream.hpp"
 
 #include <doctest/doctest.h>
@@ -94,7 +94,7 @@ TEST_CASE("CUDA link: the computation sees what landed, whole, and only because 
     CHECK(f.link->seen().demand_landed == Ticket{2});
     CHECK(f.link->bytes_copied() == expert_bytes);
   }
-  CHECK(right_without < seeds / 2);  // the emulator does let it race
+  CHECK(right_without < seeds / 2);  // without a wait the emulator lets it race
 }
 
 TEST_CASE(
@@ -127,14 +127,14 @@ TEST_CASE(
   StreamFixture f(1, {.ahead_bytes = 2 * expert_bytes, .log = true});
   emulated::hold(*f.compute);
   f.link->fence(Fence{1});
-  f.link->submit(copy(2, 0, 0, Fence{1}));  // holds the copies' stream up
+  f.link->submit(copy(2, 0, 0, Fence{1}));  // blocks the copies' stream
   for (std::uint64_t t = 3; t <= 9; t += 2)
     f.link->submit(copy(t, static_cast<std::uint16_t>(t / 2), static_cast<std::uint32_t>(t / 2)));
   for (int i = 0; i < 100; ++i) {
     CHECK(f.link->seen().prefetch_begun == Ticket{6});  // 3 and 5
     CHECK(f.link->seen().prefetch_landed == Ticket{2});
   }
-  CHECK(cudaGetLastError() == cudaSuccess);  // "not ready" is nobody's error
+  CHECK(cudaGetLastError() == cudaSuccess);  // "not ready" is not kept as an error
   f.link->drop(Ticket{7});
   f.link->drop(Ticket{3});  // too late
   f.link->submit(copy(10, 7, 5));
@@ -165,7 +165,7 @@ TEST_CASE("CUDA link: a demand copy goes to the stream between two pieces of a p
     StreamFixture f(seed, {.ahead_bytes = 1024, .prefetch_chunk_bytes = 1024, .log = true});
     emulated::hold(*f.compute);
     f.link->fence(Fence{1});
-    f.link->submit(copy(2, 0, 0, Fence{1}));  // holds the copies' stream up
+    f.link->submit(copy(2, 0, 0, Fence{1}));  // blocks the copies' stream
     f.link->submit(copy(3, 1, 1));
     f.link->submit(copy(5, 2, 2));
     CHECK(f.link->seen().prefetch_begun >= Ticket{3});
@@ -178,7 +178,7 @@ TEST_CASE("CUDA link: a demand copy goes to the stream between two pieces of a p
     f.read(3);
     CHECK(f.was_read() == 3);
     CHECK(f.link->seen().prefetch_landed < Ticket{5});
-    f.link->wait(Ticket{3});  // all of what is left of it
+    f.link->wait(Ticket{3});  // brings all of the rest
     f.read(1);
     CHECK(f.was_read() == 1);
     f.link->drain();

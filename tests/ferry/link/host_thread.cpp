@@ -238,6 +238,8 @@ TEST_CASE("copies of another pipeline, numbered from anew, stop the link") {
     link.submit(copy_of(4 + odd, 1, 0));
     link.wait(Ticket{4 + odd});
     link.submit(copy_of(2 + odd, 2, 1));
+    CHECK(link.seen().demand_landed == Ticket::none);  // or the other's experts would seem to be there
+    CHECK(link.seen().prefetch_landed == Ticket::none);
     CHECK_THROWS_WITH_AS(link.wait(Ticket{2 + odd}), doctest::Contains("has served another pipeline"), LinkError);
   }
 }

@@ -169,7 +169,7 @@ TEST_CASE("a prefetch goes on while a demand copy may not begin") {
   c.wait(Ticket{2});
   CHECK(c.device_free() == 1750);
   c.fence(Fence{2});
-  c.submit(demand(4, 0, Fence{2}));  // from 1750 on, when the prefetch is to go on
+  c.submit(demand(4, 0, Fence{2}));  // from 1750 on, when the prefetch would go on
   c.wait(Ticket{4});
   CHECK(c.device_free() == 2750);
   c.drain();
@@ -183,7 +183,7 @@ TEST_CASE("what is left of a dropped prefetch does not cross") {
   under_way.sync_device();
   under_way.drop(Ticket{3});
   CHECK(under_way.seen().prefetch_landed == Ticket{3});
-  under_way.submit(demand(2, 1));  // its slot is free behind the chunk
+  under_way.submit(demand(2, 1));  // its slot becomes free after the chunk
   under_way.wait(Ticket{2});
   CHECK(under_way.device_free() == 1500);
   CHECK(under_way.bytes_copied() == 32 + 64);
@@ -406,7 +406,7 @@ TEST_CASE("host and copies end when a count of every nanosecond says") {
     for (int i = 0; i < 2; ++i) {
       REQUIRE(found[i].size() == ends[i].size());
       for (std::size_t n = 0; n < ends[i].size(); ++n) {
-        // What was done where a pace changes is rounded down, here a job's end up: a few nanoseconds an event.
+        // The clock rounds down what was done when a pace changes; this count rounds a job's end up: a few ns an event.
         CHECK(std::abs(found[i][n] - ends[i][n]) <= 100);
       }
     }
@@ -420,7 +420,7 @@ TEST_CASE("copies that overtake each other beside the host end when a count of e
     const std::uint64_t fast = speed * random.between(1, 8), slow = fast / random.between(1, 4);
     const std::uint64_t chunk = random.between(5, 40);
     VirtualClock c(model(1, 8, 1), {fast, 0, true, slow, chunk});
-    // By the byte: of 64, how many have crossed; a copy is (ticket, from).
+    // Copies as (ticket, from), with how many of their 64 bytes have crossed.
     struct Job {
       std::uint64_t ticket;
       Nanoseconds from;
@@ -447,7 +447,7 @@ TEST_CASE("copies that overtake each other beside the host end when a count of e
     std::vector<std::pair<std::uint64_t, Nanoseconds>> landed;
     Job* on_link = nullptr;
     std::size_t next_demand = 0, next_prefetch = 0;
-    double stop = 64;  // where it is looked at who goes on
+    double stop = 64;  // the byte at which it is decided which copy goes on
     for (Nanoseconds t = 0; landed.size() < demands.size() + prefetches.size(); ++t) {
       const bool wants = next_demand < demands.size() && demands[next_demand].from <= t;
       if (on_link != nullptr && on_link->ticket % 2 == 1 && wants && stop >= 64) {
@@ -478,7 +478,7 @@ TEST_CASE("copies that overtake each other beside the host end when a count of e
     }
     c.sync();
     c.drain();
-    std::map<std::uint64_t, Nanoseconds> found;  // where each ends for good
+    std::map<std::uint64_t, Nanoseconds> found;  // when each copy finally ends
     for (const Span& s : c.spans()) {
       if (s.lane == Lane::link) found[static_cast<std::uint64_t>(s.ticket)] = s.end_ns;
     }
@@ -523,7 +523,7 @@ TEST_CASE("a layer's share of the host: activations cross, experts are computed,
   c.host({tasks, 1}, costs, 1);
   c.sync();
   CHECK(c.host_ns() - before >= 4005);
-  CHECK(c.host_ns() - before <= 4005 + 5 * 4);  // five copies meet it, each of which rounds once
+  CHECK(c.host_ns() - before <= 4005 + 5 * 4);  // five copies meet the work, and each rounds once
 }
 
 TEST_CASE("bytes move in the link's order, also after a drop that came too late") {
@@ -562,7 +562,9 @@ TEST_CASE("copies of another pipeline, numbered from anew, stop the link") {
   c.submit(demand(2));
   c.submit(prefetch(3));
   c.wait(Ticket{2});
+  CHECK(c.seen().demand_landed == Ticket{2});
   c.submit(demand(2));
+  CHECK(c.seen().demand_landed == Ticket::none);  // or the other's experts would seem to be there
   CHECK_THROWS_WITH_AS(c.wait(Ticket{2}), doctest::Contains("has served another pipeline"), LinkError);
   VirtualClock other(model(1, 8, 1), {speed, 0, false});
   other.submit(prefetch(5));
@@ -580,7 +582,7 @@ TEST_CASE("waiting for a copy that has landed, and was seen, starts no prefetch"
   c.submit(prefetch(7, 2));
   c.wait(Ticket{2});
   CHECK(c.seen().prefetch_begun < Ticket{5});
-  c.submit(demand(8));  // at the same instant: first
+  c.submit(demand(8));  // goes first, at the same instant
   c.wait(Ticket{8});
   c.sync();
   CHECK(c.now() == 2000);

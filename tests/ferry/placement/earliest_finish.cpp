@@ -30,7 +30,7 @@ Request one_request(std::uint16_t expert, std::uint32_t rows, Nanoseconds copy_n
   return r;
 }
 
-/// A layer of 16 experts in which everything is at random: the machine, where the experts are, their rows.
+/// A random layer of 16 experts: the machine, where the experts are, and their rows are random.
 struct RandomLayer {
   /// `cut`: loads go ahead of a prefetch.
   explicit RandomLayer(Random& random, bool cut = false) {
@@ -69,7 +69,7 @@ struct RandomLayer {
     return c;
   }
 
-  /// What the layer takes on the clock.
+  /// How long the layer takes on the clock.
   [[nodiscard]] Nanoseconds time(const Split& split) const {
     VirtualClock clock(model_, VirtualClock::options(costs_, false));
     const Ticket begun{1};
@@ -151,7 +151,7 @@ TEST_CASE("a layer is placed as it ends earliest on the clock") {
     worst = std::max(worst, ratio);
     sum += ratio;
   }
-  // Landings in between are not weighed, and a slowed link lands them later than at its mean pace.
+  // When each copy lands is not weighed, and on a slowed link copies land later than its mean pace suggests.
   CHECK(worst < 1.15);
   CHECK(sum / layers < 1.002);
 }
@@ -178,7 +178,7 @@ TEST_CASE("a layer is placed as it ends earliest where loads go ahead of what is
   }
   CHECK(worst < 1.3);
   CHECK(sum / layers < 1.002);
-  CHECK(as_if_whole / layers > 1.003);  // who does not know pays for it
+  CHECK(as_if_whole / layers > 1.003);  // a placement that does not know about chunks pays for it
 }
 
 TEST_CASE("by hand: copies of 30, 20 on the host, 5 on the device") {
@@ -192,7 +192,7 @@ TEST_CASE("by hand: copies of 30, 20 on the host, 5 on the device") {
   CHECK(split({}, one, {}, 0).loads == 0);  // 20 < 35
   CHECK(split({}, {}, one, 10).waits);      // 15 < 20
   CHECK(!split({}, {}, one, 16).waits);     // 21 > 20
-  CHECK(!split({}, {}, one, 0).waits);      // the link does not know: 35, if the copy has just begun
+  CHECK(!split({}, {}, one, 0).waits);      // the link does not know, so 35, as if the copy had just begun
   CHECK(split({}, one, one, 16).waits);     // the host is at work until then anyway
   CHECK(split(Requests(5, one_request(3, 1, 30)), {}, {}, 0).hosted == 1);  // 20 and 20, not 25
   CHECK(split(Requests(4, one_request(3, 1, 30)), {}, {}, 0).hosted == 0);
@@ -229,7 +229,7 @@ TEST_CASE(
     one[0].gain_ns = gain;
     return EarliestFinish::split(Phase::decode, {}, as_view(one), {}, costs).loads;
   };
-  costs.host_beside_copies = 400;  // behind, it would slow the host by 18
+  costs.host_beside_copies = 400;  // a copy afterwards would slow the host by 18
   CHECK(loads(-1000) == 0);
   CHECK(loads(159) == 0);
   CHECK(loads(160) == 1);
@@ -294,7 +294,7 @@ TEST_CASE(
 TEST_CASE("rows that the host computes cost more only where operations do") {
   const Requests many{one_request(0, 8, 60)};
   LayerCosts c = known_costs(5, 20, 0);
-  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(many), {}, c).loads == 0);  // its weights are read once
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(many), {}, c).loads == 0);  // the host reads its weights once
   c.host_row_ns = 10;
   CHECK(EarliestFinish::split(Phase::decode, {}, as_view(many), {}, c).loads == 1);  // 80 on the host, 65 loaded
 }
@@ -307,8 +307,8 @@ TEST_CASE(
                                  as_view(Requests(arriving, r)), c);
   };
   LayerCosts c = known_costs(15, 20, 0);
-  // By those that are there of two: none 40, one 20 (15 beside it), two 20 as well (the host takes one of them). So each of two
-  // has a share of 10.
+  // With none resident of two the layer takes 40, with one 20 (15 beside it), and with two also 20 (the host takes one of
+  // them). So each of two has a share of 10.
   CHECK(saves(0, 2, 0, c).absent == (20 + 10) / 2);
   CHECK(saves(1, 1, 0, c).there == (20 + 10) / 2);
   CHECK(saves(1, 1, 0, c).absent == (0 + 10) / 2);
@@ -359,7 +359,7 @@ TEST_CASE("in prefill a use saves what it would alone, but no more than a copy, 
   CHECK(EarliestFinish::saves(Phase::prefill, as_view(one), as_view(one), {}, c).there == 15);
   c.host_row_ns = 10;  // of one row, not of seven
   CHECK(EarliestFinish::saves(Phase::prefill, {}, as_view(one), {}, c).absent == 15);
-  for (Nanoseconds& ns : c.host_ns) ns = 900;  // nobody would leave a row to it
+  for (Nanoseconds& ns : c.host_ns) ns = 900;  // on such a host nobody would leave a row
   CHECK(EarliestFinish::saves(Phase::prefill, as_view(one), {}, {}, c).there == 300);
   const Requests unknown{one_request(0, 7, 0)};
   CHECK(EarliestFinish::saves(Phase::prefill, as_view(unknown), {}, {}, c).there == 895);

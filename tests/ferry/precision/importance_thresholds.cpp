@@ -19,7 +19,7 @@ std::vector<Precision> chosen(const ImportanceThresholds& selector, const std::v
   return p;
 }
 
-/// Eq. 2 for weights that descend: the share of the row that goes to the experts before each.
+/// Eq. 2 for descending weights: the share of the row that goes to the experts before each one.
 std::vector<float> shares(const std::vector<float>& weights) {
   float sum = 0, above = 0;
   for (const float w : weights) sum += w;
@@ -89,7 +89,7 @@ TEST_CASE("names exactly the precisions that its thresholds allow") {
   CHECK(ImportanceThresholds{.6F, .6F}.precisions() == bits({high, skip}));
   CHECK(ImportanceThresholds{.6F, .9F, Precision::int8, Precision::int2}.precisions() ==
         bits({Precision::int8, Precision::int2, skip}));
-  // And sets no other one.
+  // And no others are selected.
   for (int t1 = 0; t1 <= 8; ++t1) {
     for (int t2 = t1; t2 <= 8; ++t2) {
       const ImportanceThresholds t{static_cast<float>(t1) / 8, static_cast<float>(t2) / 8};

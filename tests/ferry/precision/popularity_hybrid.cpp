@@ -33,7 +33,7 @@ std::vector<Request> requests(const std::vector<std::uint32_t>& rows) {
   return all;
 }
 
-/// Positions of the requests that shall cross in `low`.
+/// Positions of the requests that are to cross in `low`.
 std::vector<int> low_ones(const PopularityHybrid& parameters, std::vector<Request> r, Phase phase = Phase::prefill,
                           bool demand = false) {
   Placed<PopularityHybrid> selector(Shape{1, 64, 2, 8}, parameters);
@@ -87,9 +87,9 @@ TEST_CASE("prefill demand: what is held in low or better is used as it is, the r
   r[0].held = Precision::int2;  // predicted as unpopular
   r[1].held = Precision::int4;
   CHECK(low_ones(hybrid(30), r, Phase::prefill, true) == Positions{0, 1, 2, 3, 4});
-  CHECK(low_ones(hybrid(30), r, Phase::prefill, false) == Positions{2, 3, 4});  // a prediction goes by its votes
+  CHECK(low_ones(hybrid(30), r, Phase::prefill, false) == Positions{2, 3, 4});  // a prediction is decided by its votes
   CHECK(low_ones(hybrid(0), r, Phase::prefill, true).empty());
-  // Held, but worse than low: by popularity.
+  // An expert that is held worse than in low is decided by its popularity.
   PopularityHybrid p = hybrid(30);
   p.high = Precision::full;
   p.low = Precision::int4;
@@ -99,7 +99,7 @@ TEST_CASE("prefill demand: what is held in low or better is used as it is, the r
 TEST_CASE("prefill demand: a copy in high that has not begun is kept, and is not taken back for one in low") {
   auto r = requests({40, 30, 20, 8, 2});
   r[3].held = r[4].held = Precision::int4;
-  r[3].state = State::queued;    // on its way in high, as a want of low would take it back
+  r[3].state = State::queued;    // on its way in high, and wanting low would take it back
   r[4].state = State::resident;  // there: it satisfies a want of low, too
   CHECK(low_ones(hybrid(30), r, Phase::prefill, true) == Positions{2, 4});
   r[3].held = Precision::int2;  // on its way in low: used as it comes

@@ -22,7 +22,7 @@ void observe(Placed<ActivationMatrix>& p, std::uint16_t layer, const Experts& ta
   p->observe(layer, routes, {});
 }
 
-/// A sequence whose layers take these experts, from layer 0 on.
+/// A sequence whose layers use these experts, from layer 0 on.
 void sequence(Placed<ActivationMatrix>& p, const std::vector<Experts>& layers) {
   for (std::size_t l = 0; l < layers.size(); ++l) observe(p, static_cast<std::uint16_t>(l), layers[l]);
   p->end_sequence(0);

@@ -23,7 +23,7 @@ void observe(Placed<ActivationPath>& p, std::uint16_t layer, const Experts& take
   p->observe(layer, routes, {});
 }
 
-/// One step in which the layers take these experts, from layer 0 on.
+/// One step whose layers use these experts, from layer 0 on.
 void step(Placed<ActivationPath>& p, const std::vector<Experts>& layers) {
   p->begin_step(StepOf(Phase::decode, 1));
   for (std::size_t l = 0; l < layers.size(); ++l) observe(p, static_cast<std::uint16_t>(l), layers[l]);
@@ -81,7 +81,7 @@ TEST_CASE("only the layer after the one observed last, in the same step, is pred
   p->begin_step(StepOf(Phase::decode, 1));
   CHECK(predict(p, 1).empty());
   observe(p, 0, {3});
-  p->begin_step(StepOf(Phase::decode, 1));  // the last one was abandoned: 3 and 1 are no path
+  p->begin_step(StepOf(Phase::decode, 1));  // the last step was abandoned, so 3 and 1 are no path
   observe(p, 1, {1});
   step(p, {{3}});
   CHECK(predict(p, 1).empty());

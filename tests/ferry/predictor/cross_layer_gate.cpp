@@ -24,7 +24,7 @@ std::vector<Request> predict(Placed<CrossLayerGate>& p, Phase phase, const std::
 }  // namespace
 
 TEST_CASE("how many experts lie above the 75th percentile, as numpy's percentile counts them") {
-  // numpy.percentile(range(E), 75) by hand: position 0.75 (E - 1); strictly above it lie E - 1 - floor of that.
+  // numpy.percentile(range(E), 75) by hand: position 0.75 (E - 1). E - 1 - floor of that lie strictly above it.
   const std::pair<std::uint16_t, std::size_t> counts[] = {{8, 2}, {32, 8}, {60, 15}, {64, 16}, {5, 1}, {16, 4}};
   for (const auto& count : counts) {
     const std::uint16_t experts = count.first;

@@ -61,7 +61,7 @@ TEST_CASE("the oracle names what the layer will ask for: in this step if it is s
   CHECK(predict(p, 1) == List{2});
   p->observe(0, {}, {});
   CHECK(predict(p, 1) == List{2});
-  CHECK(predict(p, 0) == List{0});  // two ahead, in the next step
+  CHECK(predict(p, 0) == List{0});  // two layers ahead, which is in the next step
   p->observe(1, {}, {});
   CHECK(predict(p, 0) == List{0});
   CHECK(predict(p, 1) == List{});
@@ -80,7 +80,7 @@ TEST_CASE("the oracle names what the layer will ask for: in this step if it is s
 }
 
 TEST_CASE("behind the last step the oracle does not read what lies behind its list") {
-  // In memory of ones, where a start behind the last one would be the end of a very long list.
+  // In memory full of ones, where an offset beyond the last would be the end of a very long list.
   const Oracle told = knowing(asked, starts);
   alignas(storage_alignment) static std::byte memory[4096];
   std::memset(memory, 0xff, sizeof(memory));

@@ -80,7 +80,7 @@ bool same(const std::vector<Route>& a, const std::vector<Route>& b) {
   });
 }
 
-/// The definition once more, with sets: nothing is shared with the header.
+/// A second implementation of the definition, with sets, that shares nothing with the header.
 class Plain {
  public:
   Plain(const Rows& scores, const std::set<int>& there, std::size_t k, float alpha, bool sharing)
@@ -237,7 +237,7 @@ TEST_CASE("with fewer alternatives than misses the best misses stay") {
   Batch b{8, 4, 0.3F, {{50, 13, 12, 11, 10, 9, 8, 7.5F}}, {5}};
   CHECK(row_of(b.routes(), 4, 0) == ExpertList{0, 1, 2, 5});
   CHECK(b.routes()[3].instead_of == 3);
-  // Two (7 has 7.5 >= 7): the better of them stands for the better one that is replaced.
+  // With two (7 has 7.5 >= 7), the better alternative replaces the better of the misses that go.
   b.there = {5, 7};
   const auto r = b.routes();
   CHECK(row_of(r, 4, 0) == ExpertList{0, 1, 5, 7});
@@ -257,7 +257,7 @@ TEST_CASE("a low-score expert stays if it is resident, in flight, or in C, but n
   }
   present[1] = State::queued;
   CHECK(row_of(b.routes(present), 2, 0) == ExpertList{0, 2});
-  present[2] = State::queued;  // nor is a queued one an alternative
+  present[2] = State::queued;  // a queued expert is no alternative, either
   CHECK(row_of(b.routes(present), 2, 0) == ExpertList{0, 3});
   // In C: expert 1 is token 2's top-score expert, so token 1 keeps it although 2 and 3 are there.
   const Batch two{4, 2, 0.3F, {{50, 12, 10, 9}, {12, 50, 1, 1}}, {2, 3}};
@@ -317,7 +317,7 @@ TEST_CASE("what one row has taken over, its owner no longer gives up") {
   const Batch b{6, 2, 0.3F, {{40, 1, 1, 12, 10, 1}, {1, 40, 1, 1, 12, 10}, {1, 1, 40, 10, 1, 12}}, {}};
   CHECK(row_of(b.routes(), 2, 0) == ExpertList{0, 4});
   CHECK(row_of(b.routes(), 2, 1) == ExpertList{1, 4});
-  CHECK(row_of(b.routes(), 2, 2) == ExpertList{2, 5});  // 3, its alternative, is used by nobody any more
+  CHECK(row_of(b.routes(), 2, 2) == ExpertList{2, 5});  // its alternative, 3, is not used by anybody any more
 }
 
 TEST_CASE("prefill is plain top-k") {
@@ -373,7 +373,7 @@ TEST_CASE("random batches: the definition written a second time, and what must a
     const Shape shape{1, experts, k, 5, renormalise_if(random.chance(50))};
     Placed<ExpertCacheRouter> router(shape, parameters);
     run(router, k, Phase::decode, random.scores(experts), random.scores(experts),
-        std::vector<State>(experts, State::absent));  // what a step leaves behind does not matter to the next
+        std::vector<State>(experts, State::absent));  // what one step leaves behind does not matter to the next
     const Rows scores = similar_rows(random, rows, experts, random.chance(30));
     const auto weight = random.scores(std::size_t{rows} * experts);
     std::vector<State> present(experts);
@@ -432,7 +432,7 @@ TEST_CASE("random batches: the definition written a second time, and what must a
     CHECK(justified);
     CHECK(near);
     CHECK(named_once);
-    // 5.4 never has an expert fetched that 5.1 alone would not.
+    // Section 5.4 never fetches an expert that section 5.1 alone would not.
     const auto with = plain.fetched(), without = algorithm1.fetched();
     CHECK(std::includes(without.begin(), without.end(), with.begin(), with.end()));
     fewer_fetched += with.size() < without.size() ? 1 : 0;

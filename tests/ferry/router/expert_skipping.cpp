@@ -160,7 +160,7 @@ TEST_CASE("the first expert that a row has runs, wherever it stands") {
 }
 
 TEST_CASE("what could not be spent for long is not made up for later beyond a bound") {
-  // While all weights are large nothing can be left out, and the threshold rises to its end; then all of them are small.
+  // While all weights are large nothing can be left out, and the threshold rises to its limit. Then all weights are small.
   constexpr std::uint32_t layers = 4;
   constexpr double allowance = .01;
   for (const std::uint32_t tokens : {10U, 100U, 1000U}) {

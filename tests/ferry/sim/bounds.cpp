@@ -41,8 +41,8 @@ std::uint64_t fewest(const std::vector<AskedFor>& asked, std::uint64_t slots) {
   return fewest_copies(log_of(asked), Precision::full, slots);
 }
 
-/// The true optimum by trying everything: any contents at the start, any order within a set, any choice of
-/// what to keep, for a cache in which an expert must be present while it is used.
+/// The true optimum, by trying everything: any initial contents, any order within a set, and any choice of what to keep, for a
+/// cache in which an expert must be present while it is used.
 std::uint64_t brute_force(const std::vector<AskedFor>& asked, std::uint32_t experts, std::uint32_t slots) {
   std::map<std::pair<std::size_t, unsigned>, std::uint64_t> known;  // (position in the flat list of uses, contents)
   constexpr std::uint64_t none = 1'000'000;
@@ -83,8 +83,8 @@ std::uint64_t brute_force(const std::vector<AskedFor>& asked, std::uint32_t expe
   return least;
 }
 
-/// The optimum where an expert may leave as soon as it has run, though all slots keep others: after each set any `slots`
-/// of what was there or was used stay. By trying every contents.
+/// The optimum if an expert may leave as soon as it has run, even though all slots keep others: after each set any `slots` of
+/// what was there or was used stay. Tries all contents.
 std::uint64_t brute_force_passing(const std::vector<AskedFor>& asked, std::uint32_t experts, std::uint32_t slots) {
   constexpr std::uint64_t none = 1'000'000;
   std::vector<std::uint64_t> least(std::size_t{1} << experts, none);  // copies so far, by contents
@@ -141,7 +141,7 @@ TEST_CASE("never above the true optimum, on every small random case") {
     CHECK(bound <= truth);
     tight += bound == truth ? 1 : 0;
   }
-  CHECK(tight > 100);  // and not by saying nothing
+  CHECK(tight > 100);  // the bound is often reached, so it says something
 }
 
 TEST_CASE("exactly the optimum where an expert may leave as soon as it has run, on every small random case") {

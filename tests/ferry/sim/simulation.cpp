@@ -31,7 +31,7 @@ using Token = std::vector<Experts>;  // of each layer, best first
 /// A trace to fill in.
 struct SmallTrace {
   SmallTrace() = default;
-  /// As many layers, and experts a token, as the tokens have; experts of 64 bytes.
+  /// The tokens say how many layers, and experts a token, there are. Experts have 64 bytes.
   SmallTrace(std::uint16_t experts_a_layer, const std::vector<Token>& tokens)
       : shape(model(static_cast<std::uint16_t>(tokens[0].size()), experts_a_layer,
                     static_cast<std::uint16_t>(tokens[0][0].size()), 16)) {
@@ -54,18 +54,18 @@ struct SmallTrace {
   void predict(std::size_t token, std::size_t layer, std::uint32_t distance, const Experts& best) {
     put(predicted, (token * shape.layers + layer) * ahead + distance - 1, ahead, best);
   }
-  /// The same of the next layer, given this layer's partial hidden state.
+  /// The same for the next layer, given this layer's partial hidden state.
   void predict_partial(std::size_t token, std::size_t layer, const Experts& best) {
     put(partial, token * shape.layers + layer, 1, best);
   }
-  /// Into a row of [tokens, layers, rows, experts].
+  /// Writes into a row of [tokens, layers, rows, experts].
   void put(std::vector<float>& to, std::size_t row, std::size_t rows, const Experts& best) const {
     to.resize(phase.size() * shape.layers * rows * shape.experts);
     const std::vector<float> s = favour(shape.experts, best);
     std::copy(s.begin(), s.end(), to.begin() + static_cast<std::ptrdiff_t>(row * shape.experts));
   }
 
-  /// Of what is filled in by now.
+  /// The trace as filled in so far.
   const Trace& view() {
     trace.name = "small";
     trace.model = shape;
@@ -107,8 +107,8 @@ const Costs& hand() {
   return costs;
 }
 
-/// Room for so many experts, in the stack's own layout if it has one, otherwise a pool a layer; two of the slots are
-/// stream slots unless everything fits.
+/// Room for so many experts, laid out as the stack does if it has a layout of its own, and otherwise with a pool a layer. Two
+/// of the slots are stream slots, unless everything fits.
 template <class S>
 CoreConfig<S> with_slots(const SmallTrace& t, std::uint64_t slots) {
   CoreConfig<S> c;
@@ -672,7 +672,7 @@ TEST_CASE("the bound takes each stretch of decode alone, and what a prompt left 
 
 namespace {
 
-/// Why this stack refuses the trace; empty if it does not.
+/// The message with which this stack refuses the trace; empty if it does not.
 template <class S>
 std::string refusal(SmallTrace& t, const CoreConfig<S>& config) {
   try {
@@ -859,12 +859,12 @@ struct RandomCase {
   }
 };
 
-/// What the random runs came to, to see that they say something.
+/// Totals of the random runs, which show that they test something.
 struct Tally {
   std::uint64_t runs = 0, tight = 0, link_bound = 0, near_link = 0, below = 0;
 };
 
-/// From the smallest budget that the stack accepts, to a little more than everything.
+/// A budget between the smallest that the stack accepts and a little more than everything.
 template <class S>
 CoreConfig<S> random_config(RandomCase& c) {
   CoreConfig<S> config;
@@ -884,7 +884,7 @@ CoreConfig<S> random_config(RandomCase& c) {
   return config;
 }
 
-/// To the last digit.
+/// Equal to the last digit.
 template <class S>
 bool same(const Simulation<S>& a, const Simulation<S>& b) {
   static_assert(std::has_unique_object_representations_v<Counters> &&
@@ -898,8 +898,8 @@ bool same(const Span& a, const Span& b) {
          a.what == b.what && a.ticket == b.ticket;
 }
 
-/// The spans tell one story: lanes do one thing at a time, an expert runs on the device after a copy of it has landed,
-/// and the clocks sum the spans up.
+/// Checks that the spans are consistent: a lane does one thing at a time, an expert runs on the device after a copy of it has
+/// landed, and the clocks are the sums of the spans.
 template <class S>
 void check_spans(const Simulation<S>& s) {
   std::array<Nanoseconds, 3> end{};
@@ -984,7 +984,7 @@ TEST_CASE("no random run beats the bounds, its spans are consistent, and a secon
                stacks::StaticHost, stacks::Ferry, stacks::HybriMoe, stacks::Fate, stacks::Hobbit,
                stacks::HobbitCooperative, stacks::ImportancePrefetch, stacks::ImportanceDriven>(c, tally);
   }
-  CHECK(tally.tight * 5 > tally.runs);  // the bounds are not vacuous
+  CHECK(tally.tight * 5 > tally.runs);  // the bounds are often nearly reached
   CHECK(tally.link_bound > 50 * parts);
   CHECK(tally.near_link > 5 * parts);
   CHECK(tally.below > 25 * parts);  // a host needs a bound of its own
@@ -1005,7 +1005,7 @@ TEST_CASE("the bound with a host is the least over every number of uses that it 
     w.dense = w.compute > 0 ? random.below(static_cast<std::uint32_t>(w.compute)) : 0;
     w.link_beside_host = random.between(20, 100) / 100.0;
     w.host_beside_copies = random.between(20, 100) / 100.0;
-    // For every number of uses every time of both at work, in small steps.
+    // For every number of uses, tries the time in which both are at work in small steps.
     double least = static_cast<double>(std::max(w.compute, w.copies)), step = 0;
     std::uint64_t at = 0;
     for (std::uint64_t h = 1; h <= w.uses; ++h) {

@@ -1,5 +1,5 @@
 /// @file
-/// cub::WarpReduce with CUB's order of a sum: neighbours first, then pairs of pairs. One meeting of the lanes each.
+/// cub::WarpReduce, which sums in CUB's order: neighbours first, then pairs of pairs. The lanes meet once for each reduction.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -8,8 +8,8 @@
 
 namespace ferry::test::emulated {
 
-/// The lanes' values combined, for the first lane of the mask, whose lanes are neighbours. Others get no number, if T
-/// has such: with CUB they get some partial result.
+/// Combines the lanes' values for the first lane of the mask, whose lanes are adjacent. The others get NaN, if T has it, where
+/// CUB gives them some partial result.
 template <class T, class Combine>
 T reduce_lanes(std::uint32_t mask, T value, Combine combine) {
   struct Part {
