@@ -22,6 +22,13 @@ struct HostComputesResidents {
 using Swapping =
     Stack<NoPrediction, FifoCache, FixedPrecision, Schedule<NoLimit, ArrivalOrder, HostComputesResidents>, TopK>;
 
+/// Compositions that no named stack has: prefetches beside promotions, or beside a cache that keeps nothing, and promotions into
+/// pools by precision.
+using Unhurried = Schedule<NoLimit, BatchSizeOrder, EarliestFinish>;
+using PrefetchesAndPromotes = Stack<EveryExpert, ExpectedSavings, FixedPrecision, Unhurried, TopK>;
+using PrefetchesAndKeepsNothing = Stack<EveryExpert, LoadOnDemand, FixedPrecision, stacks::LoadEverything, TopK>;
+using PromotesTwoPrecisions = Stack<CrossLayerGate, ExpectedSavings, ImportanceThresholds, Unhurried, ExpertSkipping>;
+
 ModelShape draw_model(Choices& choices) {
   static const std::vector<std::uint16_t> experts{1, 2, 3, 4, 6, 8, 12, 65};
   ModelShape m;
@@ -52,6 +59,10 @@ void set_up(CoreConfig<S>& c, Budget budget) {
     S::set_up(c, budget);
   } else if constexpr (std::is_same_v<typename S::precision, test::MixedPrecision>) {
     c.allotment = high_low_pools(c.model, budget, Precision::full, Precision::int4, 30);
+  } else if constexpr (requires { c.precision.high, c.precision.low; }) {
+    c.allotment = high_low_pools(c.model, budget, c.precision.high, c.precision.low, 30);
+  } else if constexpr (!part::caches<typename S::cache>()) {
+    c.allotment = stream_only(c.model, budget);
   } else {
     c.allotment = one_pool(c.model, budget);
   }
@@ -102,7 +113,10 @@ const std::vector<Run>& runs() {
                                     run<stacks::ImportanceDriven>,
                                     run<stacks::ImportanceBalanced>,
                                     run<test::LossyStack>,
-                                    run<Swapping>};
+                                    run<Swapping>,
+                                    run<PrefetchesAndPromotes>,
+                                    run<PrefetchesAndKeepsNothing>,
+                                    run<PromotesTwoPrecisions>};
   return all;
 }
 

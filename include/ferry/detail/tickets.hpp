@@ -31,8 +31,7 @@ class CopyTimes {
 };
 
 /// Notes a copy as the last of its kind. A pipeline's tickets ascend. Those of another pipeline would count as landed long
-/// ago, and so they stop the link. True: it is another's, and what the link
-/// has told of landed copies so far is not of its own.
+/// ago, and so they stop the link. True: it is another's, and what the link has told of landed copies is not of its own.
 inline bool note_submitted(Ticket ticket, Ticket& last, std::string& failed) {
   const bool of_another = ticket <= last;
   if (of_another && failed.empty()) failed = "the link has served another pipeline, expected one of its own for each";

@@ -101,9 +101,8 @@ void all_of(const std::string& name, bool virtual_clock, std::size_t batch) {
           const bool every_budget = virtual_clock || first || stack == "resident" || quick() || all_of_it();
           if (!every_budget && !in_turn) continue;
           for (const std::uint64_t speed : speeds) {
-            // Where real time passes, the slowest link is for `resident` and, in one layout at the smallest budget, for the
-            // first stacks. Of the other speeds (on the virtual clock of all) one is tried, in turn. FERRY_TEST_ALL: each of
-            // those.
+            // The first stacks try every speed in one layout at the smallest budget. Otherwise speeds take turns, and where
+            // real time passes only `resident` tries the slowest. FERRY_TEST_ALL: without turns.
             const bool few = !first || eighths > 1 || pools == PoolChoice::one;
             const auto turn = static_cast<std::size_t>(number + std::bit_width(eighths));
             if (!virtual_clock && speed == expert * 1'000 && few && stack != "resident") continue;
