@@ -263,7 +263,7 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("bench --text x --seed 1", {"--text excludes --seed"});
   refuses("pack --model tiny-mixtral --precisions full --group 64 --out x", {"--group: is for low precision", "int4"});
   refuses("run --logprobs 2", {"--logprobs requires --json"});
-  refuses("eval --text x --window 1", {"--window", "from 2 to"});  // where nothing would follow a token
+  refuses("eval --text x --window 1", {"--window", "not in range 2 to"});  // where nothing would follow a token
   refuses("run --prompt-file - --prompt-file -", {"--prompt-file -: standard input is one prompt"});
   refuses("list ferries", {"ferries", "stacks", "(see ferry list --help)"});
   refuses("run --seed 18446744073709551616", {"--seed", "a whole number from 0 to 18446744073709551615"});

@@ -562,6 +562,7 @@ TEST_CASE("copies of another pipeline, numbered from anew, stop the link") {
   c.submit(demand(2));
   c.submit(prefetch(3));
   c.wait(Ticket{2});
+  c.drain();
   CHECK(c.seen().demand_landed == Ticket{2});
   c.submit(demand(2));
   CHECK(c.seen().demand_landed == Ticket::none);  // or the other's experts would seem to be there
