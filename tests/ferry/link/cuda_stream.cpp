@@ -534,3 +534,14 @@ TEST_CASE("CUDA link: memory that is not pinned is staged, and held no longer th
     }
   }
 }
+
+TEST_CASE("CUDA link: copies of another pipeline, numbered from anew, stop the link, and none counts as landed") {
+  StreamFixture f;
+  f.link->submit(copy(4, 1, 0));
+  f.link->wait(Ticket{4});
+  f.link->drain();
+  CHECK(f.link->seen().demand_landed == Ticket{4});
+  f.link->submit(copy(2, 2, 1));
+  CHECK(f.link->seen().demand_landed == Ticket::none);  // or the other's experts would seem to be there
+  CHECK_THROWS_WITH_AS(f.link->wait(Ticket{2}), doctest::Contains("has served another pipeline"), LinkError);
+}
