@@ -20,7 +20,7 @@ namespace {
 struct Fixture {
   TemporaryFolder folder;
   Fixture() {
-    const std::string tokens = quick() ? "100 --window 50" : "300 --window 100";
+    const std::string tokens = quick() ? "60 --window 30" : "300 --window 100";
     REQUIRE(run_ferry("trace record --model tiny-mixtral --prompt-tokens 20 --tokens " + tokens + " --text '" +
                       bundled_text().string() + "' --out " + at("t.safetensors"))
                 .status == 0);
@@ -128,7 +128,7 @@ TEST_CASE("the same arguments give the same recommendation, in words and numbers
 
 TEST_CASE("stacks that lose something are ranked if it is within what may be lost") {
   const Fixture f;
-  write_file(f.folder.path() / "text", read_file(bundled_text()).substr(0, quick() ? 150 : 300));
+  write_file(f.folder.path() / "text", read_file(bundled_text()).substr(0, quick() ? 80 : 300));
   const std::string budget = " --machine rtx3090-pcie3 --budget 40% ";
   const Json r = f.recommended("--model tiny-mixtral --max-loss 1% --text " + f.at("text") + budget);
   REQUIRE(run_ferry("eval --model tiny-mixtral --stacks resident-int4,resident-int2 --text " + f.at("text") +

@@ -88,7 +88,7 @@ void check_hits(const std::string& name) {
   CpuModel model(test::model_folder(name));
   const ModelConfig& c = model.config();
   auto tokens = tokenize(model, test::prompts()[0] + test::prompts()[1] + test::prompts()[2]);
-  if (test::quick()) tokens.resize(80);
+  if (test::quick()) tokens.resize(50);
   const Routing routing = record(model, tokens);
   const ModelShape shape = model_shape(c, model.store(), 1);
   for (const PoolChoice pools : {PoolChoice::per_layer, PoolChoice::one}) {
@@ -145,6 +145,7 @@ TEST_CASE("ARC hits and evicts as Figure 4 says on the tiny models' own routing"
     for (const std::string& p : test::prompts()) {
       for (const std::uint32_t t : tokenize(model, p)) tokens.push_back(t);
     }
+    if (test::quick()) tokens.resize(tokens.size() / 2);
     const Routing routing = record(model, tokens);
     std::uint64_t hits = 0, accesses = 0;
     for (std::uint32_t l = 0; l < model.config().layers; ++l) {
