@@ -433,7 +433,8 @@ class RecommendCommand {
     std::string text = fmt::format("{}: {} a token", best().candidate.label, ms(best().tpot_s()));
     if (bound_s() > 0) {
       text += fmt::format(
-          ", {:.2f} times the proven bound of {}: no policy computes {} in less with this memory, link and host",
+          ", {:.2f} times the proven bound of {}: no policy computes {} in less with as many slots, this link and this "
+          "host",
           best().tpot_s() / bound_s(), ms(bound_s()),
           best().candidate.loss_percent ? "what it computes" : "this routing");
     }
@@ -528,7 +529,7 @@ class RecommendCommand {
       json["upgrades"].push_back({{"what", resource_key(u.resource)},
                                   {"stack", u.stack},
                                   {"tpot_s", u.tpot_s},
-                                  {"ttft_s", u.ttft_s},
+                                  {"ttft_s", best().run.generated.prefill_tokens == 0 ? Json() : Json(u.ttft_s)},
                                   {"budget_bytes", u.budget_bytes},
                                   {"ratio", u.tpot_s / best().tpot_s()}});
     }

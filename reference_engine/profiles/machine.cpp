@@ -83,6 +83,7 @@ Machine read_machine(const Json& root, const std::string& where_from) {
     try {
       const double bits = s.number("bits_per_weight", 0);
       if (bits > 64) s.refuse("bits_per_weight", "at most 64");
+      stated.reference_file = data_file("shapes", "model shape", s.text("reference_model"));
       stated.reference = read_shape(s.text("reference_model"), bits);
     } catch (const InputError& e) {
       throw InputError(fmt::format("{}: stated: reference_model: {}", where_from, e.what()));

@@ -1,6 +1,7 @@
 /// @file
 /// Other people's machines: imitated by slowing the link down, or simulated.
 #pragma once
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,8 +24,9 @@ struct Machine {
   };
   struct Stated {
     ModelFacts reference;
-    double expert_transfer_s = 0;  ///< one expert of the reference model over the link
-    double layer_compute_s = 0;    ///< one layer of its decode with every expert resident
+    std::filesystem::path reference_file;  ///< which the reference was read from
+    double expert_transfer_s = 0;          ///< one expert of the reference model over the link
+    double layer_compute_s = 0;            ///< one layer of its decode with every expert resident
   };
 
   std::string name;

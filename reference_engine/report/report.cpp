@@ -125,7 +125,7 @@ RunReport make_report(const Simulated& s, RunReport r) {
   const PhaseClock& decode = s.phase[1];
   r.generated.prefill_s = seconds(prefill.total);
   r.generated.prefill_tokens = prefill.tokens;
-  r.generated.ttft_s = s.groups == 0 ? 0 : seconds(prefill.total) / s.groups;
+  r.generated.ttft_s = s.prefilled == 0 ? 0 : seconds(s.prefill) / s.prefilled;
   r.generated.decode_s = seconds(decode.total);
   r.generated.decode_tokens = decode.tokens;
   r.generated.decode_steps = decode.steps;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ferry/detail/best.hpp"
 #include "ferry/sim/simulation.hpp"
 #include "stacks/configured_stack.hpp"
 #include "support/memory.hpp"
@@ -21,19 +22,23 @@ void need_memory(const std::string& stack, const ModelShape& model, std::size_t 
                     " (80% of this machine's memory): simulate a smaller model, or take another stack");
 }
 
-/// All experts that a trace asks for, in the order of a replay.
+/// All experts that a trace asks for, in the order of a replay, which goes by the scores where there are any.
 class AskedFor {
  public:
   AskedFor(const Trace& trace, std::uint32_t batch, std::uint32_t chunk) {
     TraceSteps steps(trace, batch, chunk);
     std::vector<std::uint8_t> seen(trace.model.experts);
+    std::vector<Route> best(trace.model.top_k);
     while (steps.next()) {
       for (std::uint16_t l = 0; l < trace.model.layers; ++l) {
         starts_.push_back(static_cast<std::uint32_t>(asked_.size()));
         std::fill(seen.begin(), seen.end(), std::uint8_t{0});
         for (const std::uint32_t t : steps.tokens()) {
-          for (std::uint32_t i = 0; i < trace.model.top_k; ++i) {
-            const std::uint16_t e = trace.expert(t, l, i);
+          const std::uint32_t k = trace.model.top_k_of(l);
+          const bool by_scores = !trace.scores.empty() && trace.expert(t, l, 0) != no_expert;
+          if (by_scores) detail::best_of(trace.choice_scores_of(t, l), trace.model.experts_of(l), k, best.data());
+          for (std::uint32_t i = 0; i < k; ++i) {
+            const std::uint16_t e = by_scores ? best[i].expert : trace.expert(t, l, i);
             if (e == no_expert || seen[e] != 0) continue;
             seen[e] = 1;
             asked_.push_back({l, e});
@@ -76,7 +81,8 @@ Simulated replay(const AnyConfig& config, bool preload, const Trace& trace, cons
   }
   r.counters = simulation.counters();
   for (const Phase p : {Phase::prefill, Phase::decode}) r.phase[static_cast<unsigned>(p)] = simulation.clock(p);
-  r.groups = simulation.groups();
+  r.prefilled = simulation.prefilled().groups;
+  r.prefill = simulation.prefilled().total;
   r.arena_bytes = settings.allotment.bytes();
   if (o.bounds) {
     r.decode_work =

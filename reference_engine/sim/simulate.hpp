@@ -32,8 +32,9 @@ struct SimulateOptions : StackOptions {
 
 struct Simulated {
   Counters counters;
-  PhaseClock phase[2];  ///< by Phase
-  std::uint32_t groups = 0;
+  PhaseClock phase[2];          ///< by Phase
+  std::uint32_t prefilled = 0;  ///< groups of sequences that got through their prompts
+  Nanoseconds prefill = 0;      ///< what these took
   std::uint64_t arena_bytes = 0;
   bool finished = false;  ///< false: `progress` stopped it
   std::optional<WorkDone> decode_work;

@@ -25,6 +25,7 @@
 #include "support/output_file.hpp"
 #include "support/text_file.hpp"
 #include "support/threads.hpp"
+#include "support/utf8.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -76,6 +77,12 @@ class Traces {
     return read.checksum;
   }
 
+  /// The name of its model.
+  std::string model_of(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    return open(path).file.trace.name;
+  }
+
   /// A replay's work in no particular unit: tokens times layers.
   double work_of(const std::string& path) {
     const std::lock_guard lock(mutex_);
@@ -95,8 +102,8 @@ class Traces {
   std::map<std::string, std::unique_ptr<ReadTrace>> traces_;
 };
 
-/// Hashes of the contents of a cell's files: its trace, machine and shape. Names would not do: if a file is replaced, old
-/// results would pass for results of the new file.
+/// Hashes of the contents of a cell's files: its trace, and what else it reads (`small_files`). Names would not do: if a file is
+/// replaced, old results would pass for results of the new file.
 class Inputs {
  public:
   Inputs(const SweepGrid& grid, Traces& traces) : grid_(grid), traces_(traces) {}
@@ -111,10 +118,11 @@ class Inputs {
     return fmt::format("{:016x}", checksum(all.data(), all.size() * sizeof(std::uint64_t)));
   }
 
-  /// Throws InputError if the machine's or shape's file, which each cell reads anew, has changed since. Any thread.
+  /// Throws InputError if one of the small files, which each cell reads anew, has changed since. Any thread.
   void check_unchanged(const SweepCell& cell) const {
     for (const std::filesystem::path& file : small_files(cell)) {
-      if (of_file(file) == hashes_.at(file)) continue;
+      const auto before = hashes_.find(file);
+      if (before != hashes_.end() && of_file(file) == before->second) continue;
       throw InputError(
           fmt::format("{}: has changed since the sweep began: put it back and run the sweep again, or name "
                       "another --out",
@@ -125,7 +133,16 @@ class Inputs {
  private:
   [[nodiscard]] std::vector<std::filesystem::path> small_files(const SweepCell& cell) const {
     std::vector<std::filesystem::path> all = {data_file("machines", "machine", cell.machine)};
+    if (grid_.costs == CostSource::stated) {
+      if (const Machine machine = read_machine(cell.machine); machine.stated) {
+        all.push_back(machine.stated->reference_file);
+      }
+    }
     if (!grid_.as_shape.empty()) all.push_back(data_file("shapes", "model shape", grid_.as_shape));
+    if (grid_.calibrated && cell.named.file.empty()) {
+      const NamedStack stack = read_stack(cell.named.policies, traces_.model_of(cell.trace));
+      if (!stack.calibrated.empty()) all.push_back(data_directory() / stack.calibrated);
+    }
     return all;
   }
   static std::uint64_t of_file(const std::filesystem::path& path) {
@@ -175,10 +192,10 @@ std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path,
                       where, sweep.text("key")));
     }
     if (const std::string was = sweep.text("inputs"); inputs != nullptr && was != inputs->of(cells[index])) {
-      throw InputError(
-          fmt::format("{}: was run with other contents of {}, {} or the shape, which have changed since: name another "
-                      "--out, or put back what the sweep was begun with",
-                      where, cells[index].trace, cells[index].machine));
+      throw InputError(fmt::format(
+          "{}: was run with other contents of {}, {} or a shape or calibrated stack that they are run with, "
+          "which have changed since: name another --out, or put back what the sweep was begun with",
+          where, cells[index].trace, cells[index].machine));
     }
     const auto [found, fresh] = lines.try_emplace(index, line);
     if (!fresh && found->second != line) {
@@ -354,7 +371,7 @@ std::string SweepCell::key() const {
     text += value.is_number() ? fmt::format(" {}={}", name, value.get<double>())
                               : fmt::format(" {}={}", name, value.get<std::string>());
   }
-  return text + setting;
+  return valid_utf8(text + setting);  // as the results file has it
 }
 
 std::vector<SweepCell> cells_of(const SweepGrid& asked) {
@@ -487,6 +504,8 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
     if (!had.contains(i)) todo.push_back(i);
   }
   result.had = result.cells - todo.size();
+  result.refused = static_cast<std::uint64_t>(
+      std::count_if(had.begin(), had.end(), [](const auto& line) { return line.second.starts_with("{\"refused\":"); }));
   double work = 0, done_work = 0;
   for (const std::uint64_t i : todo) work += traces.work_of(cells[i].trace);
   std::mutex mutex;
@@ -525,6 +544,11 @@ std::uint64_t merge_sweep(const SweepGrid& grid, const std::filesystem::path& ou
   const std::vector<SweepCell> cells = cells_of(grid);
   OutputFile file(out, {"results of a sweep", "{", "\"sweep\":{"});
   std::map<std::uint64_t, std::string> all;
+  struct Ran {
+    std::string inputs;
+    std::filesystem::path file;
+  };
+  std::map<std::vector<std::string>, Ran> ran;  // by what says which files a cell reads
   for (std::uint32_t r = 0; r < ranks; ++r) {
     const std::filesystem::path path = rank_file(out, {r, ranks});
     std::error_code none;
@@ -535,6 +559,17 @@ std::uint64_t merge_sweep(const SweepGrid& grid, const std::filesystem::path& ou
       if (!fresh && found->second != line) {
         throw InputError(
             fmt::format("{}: cell {} stands in another rank's file, too, with other results", path.string(), index));
+      }
+      const SweepCell& cell = cells[index];
+      const std::string inputs = parse_json(line, path.string())["sweep"]["inputs"];
+      const Ran& first =
+          ran.try_emplace({cell.trace, cell.machine, grid.calibrated ? cell.stack : ""}, Ran{inputs, path})
+              .first->second;
+      if (first.inputs != inputs) {
+        throw InputError(
+            fmt::format("{} and {} were run with different contents of {}, {} or what they name: remove the "
+                        "older one, and run that rank again",
+                        first.file.string(), path.string(), cell.trace, cell.machine));
       }
     }
   }

@@ -72,13 +72,14 @@ std::filesystem::path rank_file(const std::filesystem::path& out, Ranks ranks);
 void check_results(const std::filesystem::path& path);
 
 struct SweepResult {
-  std::uint64_t cells = 0, had = 0, done = 0, refused = 0;  ///< of this rank; those found in the file; run now
+  std::uint64_t cells = 0, had = 0, done = 0;  ///< of this rank; those found in the file; run now
+  std::uint64_t refused = 0;                   ///< of those found and those run
   bool interrupted = false;
 };
 
 /// Runs the cells of this rank that the file does not have yet, on `threads` threads, and appends a JSON line for each:
-/// the run's, with "sweep": {"index", "cells", "key", "inputs", "xxh3"}: `inputs` is a hash of what trace, machine and shape
-/// hold, `xxh3` the line's checksum with zeros in its place; or
+/// the run's, with "sweep": {"index", "cells", "key", "inputs", "xxh3"}: `inputs` is a hash of what trace, machine, shapes and
+/// calibrated stack hold, `xxh3` the line's checksum with zeros in its place; or
 /// for a cell that cannot be (a budget that is too small, a trace that lacks something) one with "refused": the reason. A
 /// line that was cut off by an interruption is taken away first. `progress` is called after each cell, with the share of
 /// all work that is done: cells of long traces weigh more. Throws InputError if the file holds another sweep's lines,

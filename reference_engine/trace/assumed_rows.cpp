@@ -171,6 +171,7 @@ AssumedRows::Completed AssumedRows::complete(const RowNeeds& needs) const {
     c.made.emplace_back("predicted");
     c.trace.ahead = ahead_;
     c.trace.predicted = predicted_;
+    c.trace.choice_predicted = choice_predicted_;
   }
   if (needs.partial && trace_.partial.empty()) {
     c.made.emplace_back("partial");
@@ -228,17 +229,25 @@ void AssumedRows::make_predicted(std::uint16_t ahead) {
   const std::uint32_t layers = trace_.model.layers;
   ahead_ = ahead;
   predicted_.resize(cells_of(trace_) * ahead * experts);
+  // Made-up rows choose by what they weigh; the trace's own may choose by other rows.
+  const bool chooses_otherwise = !trace_.choice_predicted.empty();
+  if (chooses_otherwise) choice_predicted_.resize(predicted_.size());
   RowMaker maker(trace_.model);
   for (std::uint32_t d = 1; d <= ahead; ++d) {
     const Chances chances = chances_ahead(recall_, d);
     for (std::uint32_t t = 0; t < trace_.tokens; ++t) {
       for (std::uint32_t l = 0; l + d < layers; ++l) {
-        float* row = predicted_.data() + ((std::size_t{t} * layers + l) * ahead + d - 1) * experts;
+        const std::size_t at = ((std::size_t{t} * layers + l) * ahead + d - 1) * experts;
+        float* row = predicted_.data() + at;
         if (d <= trace_.ahead) {
           const float* own = trace_.predicted_of(t, l, d);
           std::copy(own, own + experts, row);
         } else {
           maker.draw(whole_, t, l + d, chances, Draws(recall_.seed, Stream::assumed, t, l, d), row);
+        }
+        if (chooses_otherwise) {
+          const float* chosen_by = d <= trace_.ahead ? trace_.choice_predicted_of(t, l, d) : row;
+          std::copy(chosen_by, chosen_by + experts, choice_predicted_.data() + at);
         }
       }
     }
@@ -262,7 +271,7 @@ void AssumedRows::make_partial() {
 std::uint64_t assumed_bytes(const Trace& trace, const RowNeeds& needs) {
   std::uint64_t rows = 0;  // for each token and layer
   if (needs.scores && trace.scores.empty()) ++rows;
-  if (needs.ahead > trace.ahead) rows += needs.ahead;
+  if (needs.ahead > trace.ahead) rows += trace.choice_predicted.empty() ? needs.ahead : 2 * needs.ahead;
   if (needs.partial && trace.partial.empty()) ++rows;
   return cells_of(trace) * rows * trace.model.experts * sizeof(float);
 }

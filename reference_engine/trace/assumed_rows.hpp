@@ -42,6 +42,8 @@ struct RowNeeds {
 /// has more than k. All other places are for the other experts, at random. d layers ahead both shares are taken to the
 /// power of d. Values descend by place: the row's weights by rank, then from half the least of them towards 0.
 ///
+/// Where the trace's own rows choose by other rows (`choice_predicted`), made-up rows choose by themselves.
+///
 /// *partial*: rows like those one layer ahead, but drawn separately.
 ///
 /// A prompt's row whose experts were not recorded counts as the nearest later one of its layer that was, or else the
@@ -73,7 +75,7 @@ class AssumedRows {
   AssumedRecall recall_;
   std::uint16_t ahead_ = 0;
   std::vector<std::uint16_t> experts_;  ///< empty: the trace's own
-  std::vector<float> weights_, scores_, predicted_, partial_;
+  std::vector<float> weights_, scores_, predicted_, choice_predicted_, partial_;
 };
 
 /// Bytes of the rows that would be made.

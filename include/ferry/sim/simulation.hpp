@@ -81,6 +81,10 @@ class Replay {
     t.link_busy += after.link_busy - before.link_busy;
     t.tokens += rows;
     ++t.steps;
+    if (phase == Phase::prefill && !steps_.has_prompts()) {
+      if (std::exchange(last_prefilled_, steps_.groups()) != steps_.groups()) ++prefilled_.groups;
+      prefilled_.total = t.total;
+    }
     return true;
   }
 
@@ -88,8 +92,13 @@ class Replay {
   [[nodiscard]] const Counters& counters() const { return pipe_.counters(); }
   /// Where the time of a phase went.
   [[nodiscard]] const PhaseClock& clock(Phase p) const { return clocks_[static_cast<unsigned>(p)]; }
-  /// Groups of sequences begun so far.
-  [[nodiscard]] std::uint32_t groups() const { return steps_.groups(); }
+  /// What the prompts of whole groups of sequences took.
+  struct Prefilled {
+    std::uint32_t groups = 0;  ///< that have got through their prompts
+    Nanoseconds total = 0;     ///< of these prompts
+  };
+  /// Of the groups so far.
+  [[nodiscard]] Prefilled prefilled() const { return prefilled_; }
   /// Of all that was done so far, if it is logged.
   [[nodiscard]] const std::vector<Span>& spans() const { return clock_.spans(); }
   /// How many layers ahead the stack looks.
@@ -346,6 +355,8 @@ class Replay {
   WorkDone work_;
   std::vector<UseLog> uses_;  ///< one for each stretch of decode without a prefill in between
   bool new_stretch_ = true;
+  Prefilled prefilled_;
+  std::uint32_t last_prefilled_ = 0;  ///< the number of that group
   std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits_;
   std::vector<std::uint32_t> tokens_, rows_;  ///< those of the step that the layer computes, and their places in it
   Gathered scores_, ahead_;

@@ -213,6 +213,13 @@ class TraceSteps {
   [[nodiscard]] std::uint32_t ended() const { return ended_; }
   /// How many groups of sequences have begun.
   [[nodiscard]] std::uint32_t groups() const { return groups_; }
+  /// Whether the group has tokens of a prompt whose steps are yet to come. O(batch).
+  [[nodiscard]] bool has_prompts() const {
+    for (std::uint32_t i = 0; i < members_; ++i) {
+      if (at_[i] < end_[i] && trace_.phase_of(at_[i]) == Phase::prefill) return true;
+    }
+    return false;
+  }
 
  private:
   static View<const std::uint32_t> view(const std::vector<std::uint32_t>& v) {

@@ -19,6 +19,7 @@
 
 #include "engine/fixtures/command.hpp"
 #include "engine/fixtures/files.hpp"
+#include "engine/fixtures/machine_file.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "ferry/error.hpp"
@@ -673,6 +674,60 @@ TEST_CASE("a machine that changes while a sweep runs ends it, and no line is of 
   CHECK(run(grid, out).had == 2);
 }
 
+TEST_CASE("a reference model or calibrated stack that has changed is not resumed with") {
+  const SweepFixture f;
+  // The machine names a shape of the user's own, by which its stated costs are worked out.
+  Json machine = Json::parse(machine_file("mine", "0.01", "0.001"));
+  machine["stated"]["reference_model"] = f.at("own.json");
+  write_file(f.at("mine.json"), machine.dump());
+  Json shape = read_json(data_file("shapes", "model shape", "mixtral-8x7b"));
+  write_file(f.at("own.json"), shape.dump());
+  SweepGrid grid = f.grid();
+  grid.machines = {f.at("mine.json")};
+  grid.costs = CostSource::stated;
+  const Path out = f.at("stated.jsonl");
+  REQUIRE(run(grid, out).refused == 0);
+  CHECK(run(grid, out).had == 12);
+  write_file(f.at("own.json"), shape.dump() + "\n");
+  CHECK(says(refusal("", [&] { run(grid, out); }), {"stated.jsonl: line 1", "have changed since"}));
+  grid.costs = CostSource::effective;  // for which nobody reads it
+  REQUIRE(run(grid, f.at("effective.jsonl")).done == 12);
+  write_file(f.at("own.json"), shape.dump());
+  CHECK(run(grid, f.at("effective.jsonl")).had == 12);
+
+  // An installation of the test's own, whose calibrated stack changes.
+  const Path installed = Path(f.at("installed")) / "share" / "ferry",
+             program = Path(f.at("installed")) / "bin" / "ferry";
+  std::filesystem::create_directories(program.parent_path());
+  std::filesystem::create_directories(installed);
+  const std::string to = quoted(program.string());
+  REQUIRE(shell("ln " + ferry_program() + " " + to + " || cp " + ferry_program() + " " + to).status == 0);
+  for (const char* part : {"machines", "shapes", "calibrated"}) {
+    std::filesystem::copy(data_directory() / part, installed / part, std::filesystem::copy_options::recursive);
+  }
+  TraceFile named{Path(f.at("a.safetensors"))};
+  named.trace.name = "tiny-mixtral";
+  named.write(f.at("named.safetensors"));
+  const std::string sweep =
+      quoted(program.string()) + " sweep --defaults calibrated --machines rtx3090-pcie3 --stacks " +
+      "lru,hobbit --budgets 50% --traces " + quoted(f.at("named.safetensors")) + " --out " + quoted(f.at("c.jsonl"));
+  REQUIRE(shell(sweep).status == 0);
+  CHECK(shell(sweep).status == 0);
+  std::ofstream(installed / "calibrated" / "tiny-mixtral" / "hobbit.json", std::ios::app) << "\n";
+  const Shell r = shell(sweep);
+  CHECK(r.status == 2);
+  CHECK(says(r.out, {"c.jsonl: line 2", "calibrated stack", "have changed since"}));
+}
+
+TEST_CASE("a sweep over a trace whose name is not UTF-8 goes on") {
+  const SweepFixture f;
+  SweepGrid grid = f.grid();
+  grid.traces = {f.at("bad\xffname.safetensors")};
+  std::filesystem::copy_file(f.at("a.safetensors"), grid.traces[0]);
+  REQUIRE(run(grid, f.at("out.jsonl")).done == 12);
+  CHECK(run(grid, f.at("out.jsonl")).had == 12);
+}
+
 TEST_CASE("results under other costs, sizes, pools, bounds or lengths are another sweep's" *
           doctest::test_suite("threads")) {
   const SweepFixture f;
@@ -837,6 +892,23 @@ TEST_CASE("files of ranks that do not fit together are refused by name") {
   CHECK_FALSE(refusal("", [&] { merge_sweep(bigger, out, 3); }).empty());
 }
 
+TEST_CASE("files of ranks that ran with different traces or machines do not go together") {
+  const SweepFixture f;
+  SweepGrid grid = f.grid();
+  grid.stacks = {"lru", "on-demand"};  // so that each rank has another stack
+  grid.parameters.clear();
+  const Path out = f.at("all.jsonl");
+  run(grid, out, {0, 2});
+  write_trace(f.at("a.safetensors"), 90, true, 9);
+  run(grid, out, {1, 2});
+  CHECK(says(refusal("", [&] { merge_sweep(grid, out, 2); }),
+             {"all.0-of-2.jsonl", "all.1-of-2.jsonl", "different contents of", "a.safetensors"}));
+  CHECK_FALSE(std::filesystem::exists(out));
+  std::filesystem::remove(rank_file(out, {0, 2}));
+  run(grid, out, {0, 2});
+  CHECK(merge_sweep(grid, out, 2) == 4);
+}
+
 TEST_CASE("files of ranks have the rank before the extension") {
   CHECK(rank_file("results.jsonl", {3, 16}) == "results.3-of-16.jsonl");
   CHECK(rank_file("results.jsonl", {0, 1}) == "results.jsonl");
@@ -941,9 +1013,11 @@ TEST_CASE("the sweep command runs, splits, merges and says so" * doctest::test_s
   CHECK(says(r.out, {"one.jsonl", "24 of 24 runs", "8 of them refused"}));
   CHECK(r.error.find("ferry: ") == std::string::npos);  // a busy machine shows how far it is
   REQUIRE(whole_lines(f.at("one.jsonl")).size() == 24);
-  refuses("sweep --traces " + quoted(f.at("a.safetensors")) + " --machines h200-pcie5 --stacks lru --budgets 0 --out " +
-              quoted(f.at("none.jsonl")),
-          {"none.jsonl: every run is refused"});
+  for (int run = 0; run < 2; ++run) {  // the second finds the first one's line
+    refuses("sweep --traces " + quoted(f.at("a.safetensors")) +
+                " --machines h200-pcie5 --stacks lru --budgets 0 --out " + quoted(f.at("none.jsonl")),
+            {"none.jsonl: every run is refused"});
+  }
   CHECK(run_ferry("sweep --traces " + quoted(f.at("a.safetensors")) +
                   " --machines h200-pcie5 --stacks lru --budgets 0 --out " + quoted(f.at("share.jsonl")) +
                   " --rank 0 --ranks 2")
@@ -961,7 +1035,9 @@ TEST_CASE("the sweep command runs, splits, merges and says so" * doctest::test_s
   CHECK(read_file(f.at("all.jsonl")) == in_order(whole_lines(f.at("one.jsonl"))));
   // Nothing is left to do.
   const std::string before = read_file(f.at("one.jsonl"));
-  CHECK(run_ferry(common + " --out " + quoted(f.at("one.jsonl"))).status == 0);
+  const Outputs again = run_ferry(common + " --out " + quoted(f.at("one.jsonl")));
+  CHECK(again.status == 0);
+  CHECK(says(again.out, {"8 of them refused"}));
   CHECK(read_file(f.at("one.jsonl")) == before);
 
   refuses(common + out + " --rank 3 --ranks 3", {"--rank 3", "0 to 2"});
@@ -1182,6 +1258,24 @@ TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
   CHECK(both[0]["parameters"] == Json::object());  // lru takes none
   CHECK(both[1]["parameters"] == Json({{"t1", 0.6}}));
   CHECK(both[1]["bounds"]["clairvoyant_tpot_s"] == 0);
+}
+
+TEST_CASE("the time to the first token is that of prompts that a simulation got through") {
+  const SweepFixture f;
+  const std::string simulate = "simulate --stack lru --budget 50% --prefill-chunk 2 --trace " +
+                               quoted(f.at("a.safetensors")) + " --json " + quoted(f.at("r.json")) + " --tokens ";
+  const auto first_token = [&](int tokens) {
+    REQUIRE(run_ferry(simulate + std::to_string(tokens)).status == 0);
+    return result(f.at("r.json"))["ttft_s"].get<double>();
+  };
+  // Sequences of 40 tokens, 6 of them prompt, in steps of two.
+  CHECK(first_token(4) == 0);
+  const double one = first_token(6);
+  CHECK(one > 0);
+  for (const int tokens : {7, 40, 42, 44}) CHECK(first_token(tokens) == one);
+  const double two = first_token(46);
+  CHECK(two != one);
+  CHECK(first_token(80) == two);
 }
 
 TEST_CASE("simulate stops after so many tokens, and draws a timeline") {

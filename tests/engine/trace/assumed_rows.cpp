@@ -176,6 +176,30 @@ TEST_CASE("what a trace has stays, and only what a stack reads is made") {
   CHECK(assumed_bytes(file->trace, {true, false, 1}) == 0);
 }
 
+TEST_CASE("recorded predictions that choose by other rows keep them, and made-up ones choose by themselves") {
+  const auto file = bare_trace(10);
+  file->trace.ahead = 1;
+  for (std::size_t i = 0; i < std::size_t{10} * 4 * experts; ++i) {
+    file->predicted.push_back(static_cast<float>(i));
+    file->scores.push_back(static_cast<float>(2 * i));
+    file->choice_scores.push_back(static_cast<float>(3 * i));
+    file->choice_predicted.push_back(static_cast<float>(4 * i));
+  }
+  file->view();
+  const RowNeeds needs{true, false, 3};
+  const AssumedRows rows(file->trace, {1, 1}, needs);
+  const Trace made = rows.complete(needs).trace;
+  made.validate();
+  for (std::uint32_t t = 0; t < 10; ++t) {
+    CHECK(std::equal(made.choice_predicted_of(t, 1, 1), made.choice_predicted_of(t, 1, 1) + experts,
+                     file->trace.choice_predicted_of(t, 1, 1)));
+    CHECK(std::equal(made.choice_predicted_of(t, 1, 2), made.choice_predicted_of(t, 1, 2) + experts,
+                     made.predicted_of(t, 1, 2)));
+    CHECK(place(made.choice_predicted_of(t, 1, 2), file->trace.expert(t, 3, 0)) == 0);
+  }
+  CHECK(assumed_bytes(file->trace, needs) == std::uint64_t{10} * 4 * experts * 2 * 3 * 4);
+}
+
 TEST_CASE("rows of a prompt that were not recorded count as the nearest later one, once scores are made") {
   const auto file = bare_trace(45);  // the third sequence has 5 tokens
   auto leave_out = [&](std::uint32_t token, std::uint32_t layer) {

@@ -849,6 +849,39 @@ TEST_CASE("scores that contradict the recorded experts break no stack that knows
   }
 }
 
+TEST_CASE("what is known of the future is what the scores will ask for, whatever experts a trace names") {
+  // Four experts in turn, three slots. The second trace names the other of two equal scores' experts, as a framework does that
+  // breaks ties another way.
+  const auto hits = [&](bool named_rightly, Clairvoyance knows) {
+    TraceFile f;
+    f.trace.name = "ties";
+    f.trace.model.layers = 1;
+    f.trace.model.experts = 6;
+    f.trace.model.top_k = 1;
+    f.trace.model.renormalise = Renormalise::yes;
+    f.trace.model.expert_bytes = {{0, 0, 0, 0, 1000}};
+    f.work = {{1000, 1000, 1000}};
+    f.sequence_start = {0};
+    for (unsigned t = 0; t < 24; ++t) {
+      f.phase.push_back(1);
+      f.experts.push_back(static_cast<std::uint16_t>(named_rightly ? t % 4 : 5));
+      f.weights.push_back(1);
+      for (unsigned e = 0; e < 6; ++e) f.scores.push_back(e == t % 4 || e == 5 ? 1.F : 0.F);
+    }
+    f.view();
+    SimulateOptions o;
+    o.stack = "lru";
+    o.knows = knows;
+    o.budget_bytes = std::uint64_t{3} * 1024;
+    return simulate(f.trace, some_costs(f), o).counters.of(Phase::decode).hits;
+  };
+  CHECK(hits(true, Clairvoyance::none) == 0);
+  for (const Clairvoyance knows : {Clairvoyance::cache, Clairvoyance::demand}) {
+    CHECK(hits(true, knows) > 0);
+    CHECK(hits(false, knows) == hits(true, knows));
+  }
+}
+
 TEST_CASE("a flipped bit anywhere in a trace of ferry's is found") {
   const TemporaryFolder folder;
   const Path path = folder.path() / "t.safetensors";

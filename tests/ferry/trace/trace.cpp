@@ -213,9 +213,12 @@ TEST_CASE("a batch: prompts first, then in lockstep until the last has ended, th
                                                        {prefill, {6, 7}, {2, 2}, 0},
                                                        {decode, {3, 5}, {0, 1}, 0},
                                                        {decode, {4}, {0}, 0}});
-  TraceSteps steps(s.trace, 2, 128);
-  while (steps.next()) {
+  TraceSteps steps(s.trace, 2, 2);
+  for (const bool left : {true, false, false, false, false}) {  // 2 of 3 rows of a prompt, its last, ...
+    REQUIRE(steps.next());
+    CHECK(steps.has_prompts() == left);
   }
+  CHECK_FALSE(steps.next());
   CHECK(steps.ended() == 1);  // the last group had one
   CHECK(steps.groups() == 2);
 }
