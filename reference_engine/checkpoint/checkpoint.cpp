@@ -79,6 +79,16 @@ void Checkpoint::open_folder() {
     static_cast<void>(open->at(name));
     where_[name] = {open, name};
   }
+  // Other engines read all that the files hold, whatever the index says.
+  for (const auto& file : files_) {
+    for (const auto& [name, tensor] : file->tensors()) {
+      const auto [at, fresh] = where_.emplace(name, Place{file.get(), name});
+      if (fresh || at->second.file == file.get()) continue;
+      throw InputError(fmt::format("{}: tensor \"{}\" is in {}, too, which {} names for it: expected one of them",
+                                   file->path().string(), name, at->second.file->path().filename().string(),
+                                   index.filename().string()));
+    }
+  }
 }
 
 void Checkpoint::pair_scales() {

@@ -206,19 +206,24 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   Json type = f.get("rope.scaling.type"), factor = f.get("rope.scaling.factor");
   if (factor.is_null()) factor = f.get("rope.scale_linear");  // its older name
   if (type.is_null() && factor.is_number() && factor != 0) type = "linear";
+  if (type == "dynamic") f.fields().refuse(f.arch + ".rope.scaling.type", "none, linear, yarn or longrope");
   const bool by_one = type == "linear" && (factor.is_null() || factor == 0);
   if (type.is_null() || type == "none" || by_one) {
     if (f.arch == "gpt-oss") config["rope_scaling"] = {{"rope_type", "default"}};
     return;
   }
   Json scaling = {{"rope_type", type}};
+  if (type == "yarn" && (factor.is_null() || factor == 0)) factor = 1;  // config.json's rule is another one
   if (!factor.is_null()) scaling["factor"] = factor;
   if (type == "yarn") {
     f.copy("rope.scaling.original_context_length", "original_max_position_embeddings", scaling);
     f.copy("rope.scaling.yarn_beta_fast", "beta_fast", scaling);
     f.copy("rope.scaling.yarn_beta_slow", "beta_slow", scaling);
-    if (const Json log = f.get("rope.scaling.yarn_log_multiplier"); log.is_number() && log != 0) {
-      scaling["mscale"] = scaling["mscale_all_dim"] = log.get<double>() * 10;
+    // Only latent attention reads it: elsewhere it stays, and is named as not read.
+    if (f.has("attention.kv_lora_rank")) {
+      if (const Json log = f.get("rope.scaling.yarn_log_multiplier"); log.is_number() && log != 0) {
+        scaling["mscale"] = scaling["mscale_all_dim"] = log.get<double>() * 10;
+      }
     }
     if (f.arch == "gpt-oss") scaling["truncate"] = false;
   }
@@ -233,6 +238,15 @@ void add_long_rope(const GgufFacts& f, Json& config) {
     factors[i] = f.tensor(names[i]) != nullptr ? f.tensor(names[i]) : f.of_a_layer(names[i]);
   }
   if (factors[0] == nullptr && factors[1] == nullptr) return;
+  // Scaling beside the factors would be on top of them.
+  if (const Json type = f.get("rope.scaling.type"); !type.is_null() && type != "none" && type != "longrope") {
+    f.fields().refuse(f.arch + ".rope.scaling.type", "longrope or none beside tensors of factors");
+  }
+  for (const std::string name : {"rope.scaling.factor", "rope.scale_linear"}) {
+    if (const Json factor = f.get(name); !factor.is_null() && factor != 0 && factor != 1) {
+      f.fields().refuse(f.arch + "." + name, "none, 0 or 1 beside tensors of factors");
+    }
+  }
   Json scaling = {{"rope_type", "longrope"}};
   for (int i = 0; i < 2; ++i) {
     if (factors[i] == nullptr || factors[i]->dtype != DType::f32 || factors[i]->shape.size() != 1) {
@@ -292,6 +306,10 @@ void add_experts(const GgufFacts& f, Json& config) {
        {std::pair{"expert_group_count", "n_group"}, std::pair{"expert_group_used_count", "topk_group"},
         std::pair{"expert_weights_scale", "routed_scaling_factor"}}) {
     if (f.get(from) != 0) f.copy(from, to, config);  // 0: there are none
+  }
+  const Json groups = f.get("expert_group_count"), kept = f.get("expert_group_used_count");
+  if (groups.is_number() && groups > 1 && (kept.is_null() || kept == 0)) {
+    f.fields().refuse(f.arch + ".expert_group_used_count", "how many of the groups are kept");
   }
   f.copy("expert_weights_norm", "norm_topk_prob", config);
 }

@@ -96,6 +96,42 @@ TEST_CASE("tied embeddings: values count, not the type that they are stored in")
   CHECK(says(refused_folder(folder.path()), {"BF16: tensor \"lm_head.weight\" is 0.125 at [1, 1] where"}));
 }
 
+TEST_CASE("what shards hold beside their index is read, named or refused") {
+  TinyCheckpoint c = tiny_qwen();
+  const std::string stray = "model.layers.0.self_attn.q_norm.weight";
+  c.values[stray] = {1};
+  c.shapes[stray] = {1};
+  const TemporaryFolder folder;
+  // The second shard has the last norm and a tensor that this model does not read; with `twice` also the output matrix, which the first one has.
+  auto write = [&](bool twice) {
+    write_file(folder.path() / "config.json", c.config.dump());
+    Json index = {{"weight_map", Json::object()}};
+    for (const std::string shard : {"1.safetensors", "2.safetensors"}) {
+      auto mine = [&](const std::string& name) {
+        const bool second = name == "model.norm.weight" || name == stray;
+        return second == (shard == "2.safetensors") || (twice && name == "lm_head.weight");
+      };
+      const auto packed = c.pack("F32", mine);
+      write_file(folder.path() / shard, safetensors_file(packed.first.dump(), packed.second));
+      for (const auto& [name, values] : c.values) {
+        if (mine(name) && name != stray) index["weight_map"].emplace(name, shard);
+      }
+    }
+    write_file(folder.path() / "model.safetensors.index.json", index.dump());
+    return index;
+  };
+  write(true);
+  CHECK(says(refused_folder(folder.path()), {"2.safetensors: tensor \"lm_head.weight\" is in 1.safetensors, too"}));
+  CHECK(says(refused_folder(folder.path()), {"which model.safetensors.index.json names for it: expected one of them"}));
+  Json index = write(false);
+  CHECK(says(refused_folder(folder.path()), {stray}));
+  c.values.erase(stray);
+  index = write(false);
+  index["weight_map"].erase("lm_head.weight");
+  write_file(folder.path() / "model.safetensors.index.json", index.dump());
+  CHECK(refused_folder(folder.path()).empty());
+}
+
 TEST_CASE("qkv_bias: a Qwen2-MoE has biases of queries, keys and values unless it says false") {
   CHECK(refused(tiny_qwen()).empty());
   TinyCheckpoint said = tiny_qwen();

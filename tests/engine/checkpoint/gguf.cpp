@@ -568,6 +568,21 @@ TEST_CASE("LongRoPE of GGUF: two tensors divide the frequencies, and the metadat
     CHECK(rope.long_scale == 1.25);
     phi.more.pop_back();
     CHECK(phi.read().rope.long_scale == 1);
+    // What would stretch positions on top of them is refused by name.
+    phi.more.push_back(real(arch + ".rope.scaling.factor", 1));
+    CHECK(phi.read().rope.frequency == rope.frequency);
+    const std::string type = text(arch + ".rope.scaling.type") + number<std::uint32_t>(8);
+    for (const auto& [entry, said] :
+         {std::pair{real(arch + ".rope.scaling.factor", 4),
+                    std::string(".rope.scaling.factor\": expected none, 0 or 1")},
+          std::pair{real(arch + ".rope.scale_linear", 4), std::string(".rope.scale_linear\": expected none, 0 or 1")},
+          std::pair{type + text("yarn"), std::string(".rope.scaling.type\": expected longrope or none")},
+          std::pair{type + text("linear"), std::string(".rope.scaling.type\": expected longrope or none")}}) {
+      phi.more.back() = entry;
+      CHECK(says(phi.refusal(), {arch + said}));
+    }
+    phi.more.back() = type + text("longrope");
+    CHECK(phi.read().rope.long_frequency == rope.long_frequency);
     phi.tensors[1].second = {4, 8, 8};
     CHECK(says(phi.refusal(), {"\"long_factor\": expected a list of 2 numbers above 0"}));
     phi.tensors.pop_back();
@@ -689,6 +704,25 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
   CHECK(
       says(yarn({real("qwen3moe.rope.scaling.yarn_attn_factor", 2)}).refusal(), {"yarn_attn_factor\": expected none"}));
   CHECK(says(yarn({real("qwen3moe.rope.scaling.yarn_ext_factor", 0)}).refusal(), {"yarn_ext_factor\": expected none"}));
+
+  // Without a factor, or with 0, nothing is stretched, whatever the lengths are. Other types are refused.
+  const auto stretched = [&](const std::string& type, const std::vector<std::string>& more) {
+    std::vector<std::string> all = {text("qwen3moe.rope.scaling.type") + number<std::uint32_t>(8) + text(type),
+                                    whole("qwen3moe.rope.scaling.original_context_length", 16)};
+    all.insert(all.end(), more.begin(), more.end());
+    return Described{"qwen3moe", all, {}};
+  };
+  const std::vector<double> plain = Described{"qwen3moe", {}, {}}.read().rope.frequency;
+  CHECK(stretched("yarn", {}).read().rope.frequency == plain);
+  CHECK(stretched("yarn", {real("qwen3moe.rope.scaling.factor", 0)}).read().rope.frequency == plain);
+  CHECK(stretched("yarn", {}).read().rope.scale == 1);
+  CHECK(says(stretched("dynamic", {}).refusal(), {"rope.scaling.type\": expected none, linear, yarn or longrope"}));
+  // Only latent attention has this multiplier.
+  CHECK(says(yarn({real("qwen3moe.rope.scaling.yarn_log_multiplier", 0.1F)}).refusal(),
+             {"yarn_log_multiplier\": expected none"}));
+  // How many groups are kept cannot be guessed.
+  CHECK(says(Described{"glm4moe", {whole("glm4moe.expert_group_count", 2)}, {}}.refusal(),
+             {"glm4moe.expert_group_used_count\": expected how many of the groups are kept"}));
 
   // For Hunyuan 3 the tensors say which layers have no experts, and whether a bias takes part in the choice.
   const ModelConfig hy =
