@@ -60,6 +60,8 @@ class ApiAnswer {
   [[nodiscard]] Json probabilities(const std::vector<TokenProbability>& tokens,
                                    const std::vector<std::vector<TokenProbability>>& alternatives) const;
   [[nodiscard]] std::string text_of(std::uint32_t token) const;
+  /// The same, but bytes that are no text by themselves as "bytes:\xc3": names in a list have to differ.
+  [[nodiscard]] std::string name_of(std::uint32_t token) const;
 
   const ApiRequest& request_;
   const ApiModel& model_;

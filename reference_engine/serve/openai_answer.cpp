@@ -43,6 +43,14 @@ std::string ApiAnswer::text_of(std::uint32_t token) const {
                                             : valid_utf8(model_.tokenizer.bytes(token));
 }
 
+std::string ApiAnswer::name_of(std::uint32_t token) const {
+  const std::string bytes = model_.tokenizer.bytes(token);
+  if (model_.tokenizer.is_special(token) || valid_utf8(bytes) == bytes) return text_of(token);
+  std::string name = "bytes:";
+  for (const char c : bytes) name += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  return name;
+}
+
 Json ApiAnswer::probabilities(const std::vector<TokenProbability>& tokens,
                               const std::vector<std::vector<TokenProbability>>& alternatives) const {
   if (!request_.probabilities) return nullptr;
@@ -55,14 +63,16 @@ Json ApiAnswer::probabilities(const std::vector<TokenProbability>& tokens,
     std::string begun;           // bytes of the next one so far
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       made["text_offset"].push_back(characters + (begun.empty() ? 0 : 1));
-      begun += model_.tokenizer.bytes(tokens[i].token);
+      if (!model_.tokenizer.is_special(tokens[i].token)) begun += model_.tokenizer.bytes(tokens[i].token);
       const std::size_t over = begun.size() - unfinished_bytes(begun);
       characters += count_characters(std::string_view(begun).substr(0, over));
       begun.erase(0, over);
-      made["tokens"].push_back(text_of(tokens[i].token));
+      made["tokens"].push_back(name_of(tokens[i].token));
       made["token_logprobs"].push_back(tokens[i].log_probability);
       Json best = Json::object();
-      for (const TokenProbability& p : alternatives[i]) best[text_of(p.token)] = p.log_probability;
+      for (const TokenProbability& p : alternatives[i])
+        best.emplace(name_of(p.token), p.log_probability);  // likeliest first
+      best[name_of(tokens[i].token)] = tokens[i].log_probability;
       made["top_logprobs"].push_back(std::move(best));
     }
     return made;

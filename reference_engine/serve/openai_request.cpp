@@ -209,6 +209,10 @@ std::string read_messages(Body& b, const ApiModel& m) {
     if (!arguments->is_object()) Body::wrong_type("chat_template_kwargs", "an object", *arguments);
     more = *arguments;
   }
+  if (const OrderedJson* effort = b.find("reasoning_effort")) {
+    if (!effort->is_string()) Body::wrong_type("reasoning_effort", "a string", *effort);
+    if (!more.contains("reasoning_effort")) more["reasoning_effort"] = *effort;  // for templates that read it
+  }
   try {
     return m.chat.render(messages, more);
   } catch (const InputError& e) {  // templates refuse what their model does not support
@@ -323,8 +327,7 @@ void read_chat(Body& b, const ApiModel& m, Asked& asked) {
       Body::wrong_value("response_format", "{\"type\": \"text\"}");
     }
   }
-  b.ignore({"parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key", "prompt_cache_retention",
-            "safety_identifier"});
+  b.ignore({"parallel_tool_calls", "verbosity", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"});
 }
 
 /// What /v1/completions alone has; returns whether the prompt is echoed.

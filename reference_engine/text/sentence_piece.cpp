@@ -59,6 +59,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (options.begins && before_.empty() && library_.bos_id() >= 0) {
       before_.push_back(static_cast<std::uint32_t>(library_.bos_id()));
     }
+    if (options.ends && behind_.empty() && library_.eos_id() >= 0) {
+      behind_.push_back(static_cast<std::uint32_t>(library_.eos_id()));
+    }
     // The library does not tell whether it puts a blank in front of texts, but encoding one shows it.
     std::vector<std::string> pieces;
     if (library_.Encode("a", &pieces).ok() && !pieces.empty()) blank_before_ = pieces[0].starts_with(blank);

@@ -17,6 +17,7 @@ struct SentencePieceOptions {
   std::vector<AddedToken> added;
   std::vector<std::uint32_t> before, behind;  ///< around a whole text
   bool begins = true;                         ///< `before` is the model's own begin token, if it has one
+  bool ends = false;                          ///< `behind` is the model's own end token, if it has one
 };
 
 /// tokenizer.model. Throws InputError for a file that the library cannot read.

@@ -54,6 +54,26 @@ struct Neighbours {
   bool begins = true, ends = false;
 };
 
+/// The begin and end token, if tokenizer_config.json asks for them beside a tokenizer.json. The classes of Llama and Gemma of
+/// transformers 4 obey its flags, and DeepSeek's files say it nowhere else. transformers 5 forgets them, with which
+/// DeepSeek's models see texts without the begin token that they were trained with.
+AroundText around_text(const std::filesystem::path& folder) {
+  AroundText around;
+  const std::filesystem::path path = folder / "tokenizer_config.json";
+  if (!is_there(path)) return around;
+  const Json root = read_json(path);
+  const Fields f(root, path.string());
+  const std::string name = f.has("tokenizer_class") ? f.text("tokenizer_class") : "";
+  if (!name.starts_with("Llama") && !name.starts_with("CodeLlama") && !name.starts_with("Gemma")) return around;
+  const auto token = [&](const char* field) {
+    const Json& said = f.at(field);
+    return said.is_object() ? Fields(said, path.string() + ": " + field).text("content") : f.text(field);
+  };
+  if (f.flag("add_bos_token", false)) around.before.push_back(token("bos_token"));
+  if (f.flag("add_eos_token", false)) around.behind.push_back(token("eos_token"));
+  return around;
+}
+
 Neighbours read_neighbours(const std::filesystem::path& folder) {
   Neighbours n;
   const std::filesystem::path path = folder / "tokenizer_config.json";
@@ -109,12 +129,13 @@ std::filesystem::path ranks_in(const std::filesystem::path& folder) {
 
 std::shared_ptr<const Tokenizer> open_file(const std::filesystem::path& path) {
   const bool ranks = path.extension() == ".tiktoken";
-  if (!ranks && path.extension() != ".model") return read_tokenizer_json(path);
+  if (!ranks && path.extension() != ".model") return read_tokenizer_json(path, around_text(path.parent_path()));
   const Neighbours beside = read_neighbours(path.parent_path());
   if (ranks) return read_tiktoken(path, beside.added);
   SentencePieceOptions options;
   options.added = beside.added;
   options.begins = beside.begins;
+  options.ends = beside.ends;
   return read_sentence_piece(path, options);
 }
 

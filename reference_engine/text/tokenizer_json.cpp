@@ -304,7 +304,7 @@ void read_added(const Json& list, const std::string& where, BpeParts& parts) {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path) {
+std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path, const AroundText& around) {
   const std::string where = path.string();
   const Json root = read_json(path);
   const Part whole(root, where);
@@ -321,6 +321,18 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path
   for_each_part(part("post_processor"), where + ": post_processor", "processors",
                 [&](const Part& p) { read_processor(p, parts.before, parts.behind); });
   read_added(part("added_tokens"), where, parts);
+  if (parts.before.empty() && parts.behind.empty()) {
+    const Json& added = part("added_tokens");
+    const auto id_of = [&](const std::string& text) -> std::uint32_t {
+      for (const Json& token : added) {
+        if (token["content"] == text) return token["id"];
+      }
+      throw InputError(fmt::format("{}: added_tokens: \"{}\" is missing, which tokenizer_config.json puts around texts",
+                                   where, text));
+    };
+    for (const std::string& text : around.before) parts.before.push_back(id_of(text));
+    for (const std::string& text : around.behind) parts.behind.push_back(id_of(text));
+  }
   std::unique_ptr<Tokenizer> made = make_bpe_tokenizer(std::move(parts));
   for (const std::uint32_t token : made->encode("", true)) {  // the tokens that the post-processor adds
     if (token < made->size()) continue;

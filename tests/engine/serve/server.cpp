@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
@@ -207,7 +208,27 @@ TEST_CASE("a completion is what the model makes of the prompt by itself") {
     CHECK(l["top_logprobs"].size() == 5);
     CHECK(l["text_offset"] == Json{0, 1, 2, 3, 4});
     for (const Json& p : l["token_logprobs"]) CHECK(p <= 0.0);
-    for (const Json& p : l["top_logprobs"]) CHECK(p.size() == 2);
+    for (const Json& p : l["top_logprobs"]) CHECK(p.size() == 2);  // greedy: the drawn one is the likeliest
+  }
+  SUBCASE("the drawn token stands among the likeliest with its own probability, and each byte has a name") {
+    int beyond = 0, bytes = 0;
+    for (int seed = 0; seed < 6; ++seed) {
+      const Json e =
+          s.ask("/v1/completions",
+                {{"prompt", prompt}, {"max_tokens", 80}, {"logprobs", 1}, {"temperature", 2}, {"seed", seed}});
+      const Json& l = e["choices"][0]["logprobs"];
+      for (std::size_t i = 0; i < l["tokens"].size(); ++i) {
+        const std::string token = l["tokens"][i];
+        const Json& top = l["top_logprobs"][i];
+        CHECK(top[token] == l["token_logprobs"][i]);
+        REQUIRE(top.size() <= 2);
+        beyond += top.size() == 2 ? 1 : 0;
+        bytes += token.starts_with("bytes:\\x") ? 1 : 0;
+        for (const auto& [name, p] : top.items()) CHECK(p >= l["token_logprobs"][i]);
+      }
+    }
+    CHECK(beyond > 0);
+    CHECK(bytes > 0);
   }
   SUBCASE("an offset is where the token's character stands, also behind bytes that are none") {
     int odd = 0;
@@ -236,6 +257,30 @@ TEST_CASE("a completion is what the model makes of the prompt by itself") {
       }
     }
     CHECK(odd > 0);
+  }
+}
+
+TEST_CASE("a template that asks how hard to think is told") {
+  const test::TemporaryFolder folder;
+  test::write_file(folder.path() / "chat_template.jinja", "effort: {{ reasoning_effort | default('none said') }}");
+  const CpuModel model(test::model_folder("tiny-mixtral"));
+  const ChatTemplate chat(folder.path(), model.need_tokenizer());
+  const ApiModel api{"tiny", model, model.need_tokenizer(), chat, Sampling{}, 512};
+  const auto prompt = [&](const Json& more) {
+    Json body = {{"messages", {{{"role", "user"}, {"content", "Hello"}}}}, {"max_tokens", 1}};
+    body.update(more);
+    return model.need_tokenizer().decode(read_request(body.dump(), true, api).choices.at(0).tokens, false);
+  };
+  CHECK(prompt(Json::object()) == "effort: none said");
+  CHECK(prompt({{"reasoning_effort", "high"}}) == "effort: high");
+  CHECK(prompt({{"reasoning_effort", nullptr}}) == "effort: none said");
+  CHECK(prompt({{"reasoning_effort", "high"}, {"chat_template_kwargs", {{"reasoning_effort", "low"}}}}) ==
+        "effort: low");
+  try {
+    prompt({{"reasoning_effort", 3}});
+    FAIL("a number was taken");
+  } catch (const ApiError& e) {
+    CHECK(e.param == "reasoning_effort");
   }
 }
 

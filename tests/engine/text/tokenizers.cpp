@@ -93,8 +93,16 @@ void check_kind(const Json& kind) {
   const auto or_empty = [](const Json& in, const char* field) {
     return in.contains(field) ? in[field].get<Ids>() : Ids();
   };
-  const Ids prefix = kind.contains("prefix") ? kind["prefix"].get<Ids>() : or_empty(expected, "prefix");
-  const Ids suffix = kind.contains("prefix") ? Ids() : or_empty(expected, "suffix");
+  Ids prefix = kind.contains("prefix") ? kind["prefix"].get<Ids>() : or_empty(expected, "prefix");
+  Ids suffix = kind.contains("prefix") ? Ids() : or_empty(expected, "suffix");
+  if (format == "tokenizer.json" && prefix.empty() && suffix.empty()) {  // tokenizer_config.json decides
+    const auto config = (tokenizers() / kind["file"].get<std::string>()).parent_path() / "tokenizer_config.json";
+    const std::string asked = std::filesystem::exists(config) ? read_json(config).value("tokenizer_class", "") : "";
+    if (asked.starts_with("Llama") || asked.starts_with("Gemma")) {
+      prefix = or_empty(expected, "config_prefix");
+      suffix = or_empty(expected, "config_suffix");
+    }
+  }
   const bool sentence_pieces = format == "tokenizer.model" || name.find("llama\"") != std::string::npos ||
                                tokenizer->kind().find("SentencePiece") != std::string::npos;
   const bool nfc = expected.contains("nfc") && expected["nfc"] == true;
