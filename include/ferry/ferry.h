@@ -272,13 +272,14 @@ typedef struct ferry_counters {
   uint64_t unfinished_steps;   /* given up by the next one's ferry_begin_step */
 } ferry_counters;
 
-/* A core, its tables and its link. One thread at a time may call it. */
+/* A core, its tables and its link. One thread at a time may call it. For NULL, calls with a status return FERRY_USAGE_ERROR, and the
+ * others do nothing and return 0, NULL or FERRY_NO_LAYER. */
 typedef struct ferry_pipeline ferry_pipeline;
 
 /* Opens a pipeline. `link`: copied; its context outlives the pipeline. NULL: commands are data (ferry_take_commands).
  * `*pipe` is set if the status is FERRY_OK alone. */
 FERRY_API ferry_status ferry_open(const ferry_options* options, const ferry_link* link, ferry_pipeline** pipe);
-/* NULL is allowed. */
+/* Ends it, and frees what it has. */
 FERRY_API void ferry_close(ferry_pipeline* pipe);
 
 /* The slots: slot s takes bytes offsets[s] to offsets[s + 1] of an arena that the engine owns, [slot_count + 1]. Offsets are

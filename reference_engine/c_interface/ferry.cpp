@@ -372,10 +372,10 @@ void ferry_close(ferry_pipeline* pipe) {
 }
 
 uint32_t ferry_slot_count(const ferry_pipeline* pipe) {
-  return static_cast<uint32_t>(pipe->offsets.size() - 1);
+  return pipe == nullptr ? 0 : static_cast<uint32_t>(pipe->offsets.size() - 1);
 }
 const uint64_t* ferry_slot_offsets(const ferry_pipeline* pipe) {
-  return pipe->offsets.data();
+  return pipe == nullptr ? nullptr : pipe->offsets.data();
 }
 
 ferry_status ferry_get_traits(const ferry_pipeline* pipe, ferry_traits* traits) {
@@ -451,7 +451,7 @@ ferry_status ferry_plan_routes(ferry_pipeline* pipe, uint16_t layer, const ferry
   });
 }
 uint16_t ferry_layer_ahead(const ferry_pipeline* pipe, uint8_t rows_from, uint16_t distance) {
-  if (rows_from > FERRY_ROWS_PARTIAL_HIDDEN || distance == 0) return FERRY_NO_LAYER;
+  if (pipe == nullptr || rows_from > FERRY_ROWS_PARTIAL_HIDDEN || distance == 0) return FERRY_NO_LAYER;
   return pipe->pipe->layer_ahead(static_cast<RowSource>(rows_from), distance);
 }
 ferry_status ferry_look_ahead(ferry_pipeline* pipe, const ferry_scores* predicted) {
@@ -478,10 +478,10 @@ ferry_status ferry_finish(ferry_pipeline* pipe, uint16_t layer, const ferry_time
   });
 }
 void ferry_abandon(ferry_pipeline* pipe) {
-  pipe->pipe->abandon();
+  if (pipe != nullptr) pipe->pipe->abandon();
 }
 void ferry_end_sequence(ferry_pipeline* pipe, uint32_t sequence) {
-  pipe->pipe->end_sequence(sequence);
+  if (pipe != nullptr) pipe->pipe->end_sequence(sequence);
 }
 
 ferry_status ferry_take_commands(ferry_pipeline* pipe, const ferry_command** commands, uint32_t* count) {

@@ -110,6 +110,9 @@ std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const Mod
     notes.push_back(
         fmt::format("{}: field \"{}\" is not read here, and was not used", gguf ? "metadata" : "config.json", name));
   }
+  for (const std::string& name : c.generation_not_done) {
+    notes.push_back(fmt::format("generation_config.json: field \"{}\" is not computed here, and was not used", name));
+  }
   return notes;
 }
 

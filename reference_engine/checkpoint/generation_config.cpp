@@ -87,6 +87,37 @@ void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
   for (const auto& [text, id] : found) all.push_back(id);
 }
 
+/// Fields that change what transformers generates, and the value with which they do not; null never does.
+std::vector<std::string> not_done(const Json& root) {
+  static const std::map<std::string, Json> neutral = {
+      {"bad_words_ids", Json::array()},
+      {"begin_suppress_tokens", Json::array()},
+      {"diversity_penalty", 0},
+      {"encoder_no_repeat_ngram_size", 0},
+      {"encoder_repetition_penalty", 1},
+      {"epsilon_cutoff", 0},
+      {"eta_cutoff", 0},
+      {"exponential_decay_length_penalty", nullptr},
+      {"forced_bos_token_id", nullptr},
+      {"forced_eos_token_id", nullptr},
+      {"guidance_scale", 1},
+      {"min_length", 0},
+      {"min_new_tokens", 0},
+      {"no_repeat_ngram_size", 0},
+      {"num_beams", 1},
+      {"penalty_alpha", 0},
+      {"sequence_bias", Json::array()},
+      {"suppress_tokens", Json::array()},
+      {"top_h", nullptr},
+      {"typical_p", 1},
+  };
+  std::vector<std::string> all;
+  for (const auto& [name, none] : neutral) {
+    if (root.contains(name) && !root[name].is_null() && root[name] != none) all.push_back(name);
+  }
+  return all;
+}
+
 }  // namespace
 
 GenerationConfig read_generation_config(const std::filesystem::path& model) {
@@ -113,6 +144,7 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
   const Json root = read_json(path);
   const Fields f(root, path.string());
   c.file = "generation_config.json";
+  c.not_done = not_done(root);
   add_tokens(f, "eos_token_id", c.end_tokens);
   if (!f.flag("do_sample", false)) {  // greedy, but repetition is still penalised
     c.repeat_penalty = penalty(f, "repetition_penalty");

@@ -16,6 +16,7 @@ struct GenerationConfig {
   /// Only where tokens are to be drawn at all (`do_sample`): else the likeliest is taken.
   std::optional<double> temperature, top_p, min_p, repeat_penalty;
   std::optional<std::uint32_t> top_k;
+  std::vector<std::string> not_done;  ///< fields that change texts in transformers, and are not computed here
 };
 
 /// Throws InputError, naming the field, for values that cannot be.

@@ -191,9 +191,11 @@ ModelConfig read_own_config(const std::filesystem::path& model) {
 
 ModelConfig read_model_config(const std::filesystem::path& model) {
   ModelConfig c = read_own_config(model);
-  for (const std::uint32_t token : read_generation_config(model).end_tokens) {
+  const GenerationConfig generation = read_generation_config(model);
+  for (const std::uint32_t token : generation.end_tokens) {
     if (token < c.vocabulary && !c.ends(token)) c.end_tokens.push_back(token);
   }
+  c.generation_not_done = generation.not_done;
   return c;
 }
 

@@ -191,6 +191,8 @@ struct ModelConfig {
   FloatType cache_type = FloatType::f32;
   double logit_cap = 0;              ///< logits are cap * tanh(logit / cap); 0: as they are
   std::vector<std::string> unknown;  ///< fields of config.json that nobody here reads
+  std::vector<std::string>
+      generation_not_done;  ///< fields of generation_config.json that change texts, and are not computed
 
   /// "model.layers.3.mlp.gate.weight".
   [[nodiscard]] std::string tensor(std::uint32_t layer_number, const std::string& name) const;

@@ -177,7 +177,7 @@ int sweep_command(const SimulateArguments& a) {
   for (const std::string& t : std::set<std::string>(grid.traces.begin(), grid.traces.end())) {
     const TraceFile file{std::filesystem::path(t)};  // refused before hours are spent on the others
     const ModelShape model = counted_as(file.trace.model, grid.as_shape);
-    for (const std::string& b : grid.budgets) static_cast<void>(parse_budget(b, model.all_bytes()));
+    for (const std::string& b : grid.budgets) static_cast<void>(parse_budget(b, model.all_bytes(), "--budgets"));
     if (grid.assumed) made_up_bytes += assumed_bytes(file.trace, rows_read_by(grid, t, file.trace));
   }
   check_assumed_bytes(made_up_bytes);

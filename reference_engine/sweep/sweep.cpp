@@ -325,7 +325,8 @@ std::optional<std::uint32_t> number(const char* name) {
 /// Whether two budgets are equal for any model, as "25%" and "25.0%", or "1MiB" and "1048576".
 bool same_budget(const std::string& a, const std::string& b) {
   constexpr std::uint64_t large = 1'000'000'000'000'000;
-  return parse_budget(a, 0) == parse_budget(b, 0) && parse_budget(a, large) == parse_budget(b, large);
+  const auto bytes = [](const std::string& text, std::uint64_t all) { return parse_budget(text, all, "--budgets"); };
+  return bytes(a, 0) == bytes(b, 0) && bytes(a, large) == bytes(b, large);
 }
 
 /// Drops values that are equal to an earlier one.
@@ -342,6 +343,7 @@ void drop_repeated(std::vector<T>& values, Same same = {}) {
 std::optional<Ranks> ranks_of(const char* rank_name, const char* ranks_name) {
   const auto rank = number(rank_name), ranks = number(ranks_name);
   if (!rank || !ranks) return {};
+  if (*ranks == 0) throw InputError(fmt::format("the environment's {} is 0, expected 1 or more", ranks_name));
   if (*rank < *ranks) return Ranks{*rank, *ranks};
   throw InputError(fmt::format("the environment's {} is {}, expected 0 to {} by its {}", rank_name, *rank,
                                std::int64_t{*ranks} - 1, ranks_name));

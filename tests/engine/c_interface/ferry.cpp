@@ -610,6 +610,12 @@ TEST_CASE("a set-up through C that cannot work is refused with what was expected
   CHECK(ferry_open(&o, &link, &pipe) == FERRY_CONFIG_ERROR);
   CHECK(std::string(ferry_last_error()) == "ferry_link: submit, seen or wait is NULL, expected all three");
   ferry_close(nullptr);
+  ferry_abandon(nullptr);
+  ferry_end_sequence(nullptr, 1);
+  CHECK(ferry_slot_count(nullptr) == 0);
+  CHECK(ferry_slot_offsets(nullptr) == nullptr);
+  CHECK(ferry_layer_ahead(nullptr, FERRY_ROWS_GATE_INPUT, 1) == FERRY_NO_LAYER);
+  CHECK(ferry_begin_step(nullptr, FERRY_DECODE, nullptr, 0) == FERRY_USAGE_ERROR);
 }
 
 TEST_CASE("structures of a newer caller are taken as long as they ask for nothing new") {

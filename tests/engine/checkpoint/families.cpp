@@ -602,11 +602,17 @@ TEST_CASE("fields that nobody knows and tensors that nobody reads are named") {
   add("model.mtp_block.0.input_layernorm.weight");  // ERNIE's, for the same purpose
   c.config["unheard_of"] = true;
   c.write(folder.path());
+  // Of what changes texts only what is asked for is named.
+  write_file(
+      folder.path() / "generation_config.json",
+      R"({"no_repeat_ngram_size":3,"typical_p":1.0,"min_length":0,"suppress_tokens":null,"num_beams":1,"top_k":50})");
   const CpuModel model(folder.path());
-  REQUIRE(model.notes().size() == 2);
+  REQUIRE(model.notes().size() == 3);
   CHECK(
       says(model.notes()[0], {"3 tensors are not used, from \"model.layers.2.enorm.weight\" to \"vision_tower.patch"}));
   CHECK(says(model.notes()[1], {"field \"unheard_of\" is not read here"}));
+  CHECK(model.notes()[2] ==
+        "generation_config.json: field \"no_repeat_ngram_size\" is not computed here, and was not used");
   for (const std::string name : {"model.layers.1.self_attn.q_norm.weight", "model.extra.weight", "lm_head.bias",
                                  "model.layers.0.block_sparse_moe.experts.4.w1.weight"}) {
     TinyCheckpoint more;

@@ -951,6 +951,8 @@ TEST_CASE("ranks come from the launcher's variables") {
   Environment::set({{"PMI_RANK", ""}, {"PMI_SIZE", ""}});
   are(0, 1);
 
+  Environment::set({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "0"}});
+  CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_NTASKS is 0, expected 1 or more"}));
   for (const char* nonsense : {"x", "-1", "3x", " 3", "1.0", "4294967296", "0x1"}) {
     CAPTURE(nonsense);
     Environment::set({{"OMPI_COMM_WORLD_RANK", nonsense}, {"OMPI_COMM_WORLD_SIZE", "16"}});
@@ -1063,7 +1065,7 @@ TEST_CASE("each mistake in a sweep gets one line, before any cell runs" * doctes
   refuses(sweep("--stacks resident,on-demand --pools one"), {"--pools", "resident, on-demand"});
   refuses(sweep("--stacks fate --pools one --shallow-layers 2"), {"--shallow-layers", "fate"});
   refuses(sweep("--stacks hobbit --low-bits 3"), {"--low-bits 3", "2, 4 or 8"});
-  refuses(sweep("--stacks lru --budgets 50%,lots"), {"lots", "25%"});
+  refuses(sweep("--stacks lru --budgets 50%,lots"), {"--budgets lots", "25%"});
   refuses(sweep("--stacks lru --batches 0"), {"--batches"});
   refuses(sweep("--stacks lru --prefetch-chunk some"), {"--prefetch-chunk some", "25%"});
   refuses(sweep("--stacks lru --threads 0"), {"--threads"});
