@@ -708,9 +708,10 @@ TEST_CASE("a reference model or calibrated stack that has changed is not resumed
   TraceFile named{Path(f.at("a.safetensors"))};
   named.trace.name = "tiny-mixtral";
   named.write(f.at("named.safetensors"));
-  const std::string sweep =
-      quoted(program.string()) + " sweep --defaults calibrated --machines rtx3090-pcie3 --stacks " +
-      "lru,hobbit --budgets 50% --traces " + quoted(f.at("named.safetensors")) + " --out " + quoted(f.at("c.jsonl"));
+  const std::string sweep = quoted(program.string()) +
+                            " sweep --defaults calibrated --machines rtx3090-pcie3 --stacks " +
+                            "lru,hobbit --budgets 50% --traces " + quoted(f.at("named.safetensors")) +
+                            " --threads 1 --out " + quoted(f.at("c.jsonl"));
   REQUIRE(shell(sweep).status == 0);
   CHECK(shell(sweep).status == 0);
   std::ofstream(installed / "calibrated" / "tiny-mixtral" / "hobbit.json", std::ios::app) << "\n";
