@@ -521,8 +521,7 @@ Matrix logits_of(CpuModel& model, ExpertRunner& runner, const std::vector<std::u
 
 void check_logits(const std::string& name) {
   CpuModel model(test::model_folder(name));
-  std::vector<std::uint32_t> tokens = tokenize(model, test::prompts()[2].substr(36));
-  if (test::quick()) tokens.resize(tokens.size() / 3);
+  const std::vector<std::uint32_t> tokens = tokenize(model, test::prompts()[2].substr(36));
   const std::pair<std::string, Precision> stacks[] = {{"resident", Precision::full},
                                                       {"resident-int8", Precision::int8},
                                                       {"resident-int4", Precision::int4},
