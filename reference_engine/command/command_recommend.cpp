@@ -422,7 +422,8 @@ class RecommendCommand {
     if (json_) json_->commit(json_text(to_json(), 2) + "\n");
   }
 
-  static std::string ttft(const RankedStack& s) { return s.run.generated.prefill_tokens == 0 ? "-" : ms(s.ttft_s()); }
+  // 0: the trace has no prompts, or ends within the first.
+  static std::string ttft(const RankedStack& s) { return s.ttft_s() == 0 ? "-" : ms(s.ttft_s()); }
   [[nodiscard]] std::string loss(const StackCandidate& c) const {
     if (!c.loss_percent) return "none";
     return model_ ? fmt::format("{:.2f}%", *c.loss_percent) : fmt::format("<= {:g}%", *c.loss_percent);
@@ -516,7 +517,7 @@ class RecommendCommand {
     for (const RankedStack& s : result_.ranking) {
       json["ranking"].push_back({{"stack", s.candidate.label},
                                  {"tpot_s", s.tpot_s()},
-                                 {"ttft_s", s.run.generated.prefill_tokens == 0 ? Json() : Json(s.ttft_s())},
+                                 {"ttft_s", s.ttft_s() == 0 ? Json() : Json(s.ttft_s())},
                                  {"ratio", s.tpot_s() / best().tpot_s()},
                                  {"reason", s.reason},
                                  {"loss_percent", s.candidate.loss_percent ? Json(*s.candidate.loss_percent) : Json()},
@@ -529,7 +530,7 @@ class RecommendCommand {
       json["upgrades"].push_back({{"what", resource_key(u.resource)},
                                   {"stack", u.stack},
                                   {"tpot_s", u.tpot_s},
-                                  {"ttft_s", best().run.generated.prefill_tokens == 0 ? Json() : Json(u.ttft_s)},
+                                  {"ttft_s", u.ttft_s == 0 ? Json() : Json(u.ttft_s)},
                                   {"budget_bytes", u.budget_bytes},
                                   {"ratio", u.tpot_s / best().tpot_s()}});
     }

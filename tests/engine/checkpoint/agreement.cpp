@@ -102,7 +102,8 @@ TEST_CASE("what shards hold beside their index is read, named or refused") {
   c.values[stray] = {1};
   c.shapes[stray] = {1};
   const TemporaryFolder folder;
-  // The second shard has the last norm and a tensor that this model does not read; with `twice` also the output matrix, which the first one has.
+  // The second shard has the last norm and a tensor that this model does not read; with `twice` also the output matrix, which
+  // the first one has.
   auto write = [&](bool twice) {
     write_file(folder.path() / "config.json", c.config.dump());
     Json index = {{"weight_map", Json::object()}};

@@ -340,3 +340,23 @@ TEST_CASE("no two tokens have one number, and no text has two") {
                    {"added_tokens[1]", "\"id\": expected 2, as the same text has it elsewhere"}));
   CHECK(test::says(refused(ab, R"({"id":2,"content":"b"})"), {"\"id\": expected 1, as the same text has it"}));
 }
+
+TEST_CASE("letters newer than the expressions' Unicode are not letters that a tokenizer's expression lists by itself") {
+  // Ids by the library tokenizers: DeepSeek-LLM's expression lists the letters that it means.
+  const auto tokenizer = open_tokenizer(tokenizers() / "deepseek_llm" / "tokenizer.json");
+  CHECK(tokenizer->encode("?  \u1c89", false) == Ids{30, 243, 155, 110, 218});
+  CHECK(tokenizer->encode("?  \U00010d50 \ua7cb", false) == Ids{30, 243, 170, 225, 113, 225, 207, 164, 240, 220});
+}
+
+TEST_CASE("beside a tokenizer.model the flags of tokenizer_config.json say what stands around a text") {
+  const test::TemporaryFolder folder;
+  std::filesystem::copy_file(tokenizers() / "spm_bpe" / "tokenizer.model", folder.path() / "tokenizer.model");
+  const auto around = [&](const std::string& config) {
+    test::write_file(folder.path() / "tokenizer_config.json", config);
+    return open_tokenizer(folder.path())->encode("", true).size();
+  };
+  CHECK(around("{}") == 1);  // the begin token
+  CHECK(around(R"({"add_eos_token":true})") == 2);
+  CHECK(around(R"({"add_bos_token":false,"add_eos_token":true})") == 1);
+  CHECK(around(R"({"add_bos_token":false})") == 0);
+}
