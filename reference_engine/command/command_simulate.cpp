@@ -196,8 +196,8 @@ int sweep_command(const SimulateArguments& a) {
   return r.interrupted ? 128 + stopped_by : 0;
 }
 
-/// A file of run objects: one, an array, or one a line.
-void read_runs(const std::string& path, std::vector<Json>& runs) {
+/// A file of run objects: one, an array, or one a line. `places`: what messages call each.
+void read_runs(const std::string& path, std::vector<Json>& runs, std::vector<std::string>& places) {
   const MappedFile file(path, MappedFile::Hold::copied);
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
   if (std::filesystem::path(path).extension() == ".jsonl") {
@@ -209,13 +209,21 @@ void read_runs(const std::string& path, std::vector<Json>& runs) {
         throw InputError(where + ": is damaged: its checksum differs: take the line away, and run the sweep again");
       }
       runs.push_back(parse_json(text.substr(at, end - at), where));
+      places.push_back(where + ": run");
       at = end + 1;
     }
     return;
   }
   Json json = parse_json(text, path);
-  if (!json.is_array()) json = Json::array({std::move(json)});
-  for (Json& run : json) runs.push_back(std::move(run));
+  if (!json.is_array()) {
+    runs.push_back(std::move(json));
+    places.push_back(path + ": run");
+    return;
+  }
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    runs.push_back(std::move(json[i]));
+    places.push_back(fmt::format("{}: runs[{}]", path, i));
+  }
 }
 
 int report_command(const SimulateArguments& a) {
@@ -224,13 +232,14 @@ int report_command(const SimulateArguments& a) {
   check_outputs({a.out}, inputs);
   OutputFile out(a.out, {"a report of ferry", "<!DOCTYPE html>", ""});
   std::vector<Json> runs;
-  for (const std::string& in : a.inputs) read_runs(in, runs);
+  std::vector<std::string> places;
+  for (const std::string& in : a.inputs) read_runs(in, runs, places);
   if (runs.empty()) throw InputError(fmt::format("{}: no run is in there", fmt::join(a.inputs, ", ")));
   std::vector<std::pair<std::string, Json>> timelines;
   if (!a.timeline.empty()) {
     timelines.emplace_back(std::filesystem::path(a.timeline).filename().string(), read_json(a.timeline));
   }
-  const std::string page = html_report(runs, timelines, a.title);
+  const std::string page = html_report(runs, timelines, a.title, places);
   out.commit(page);
   print(fmt::format("{}: {} runs, {} KiB\n", a.out, runs.size(), (page.size() + 1023) / 1024));
   return 0;

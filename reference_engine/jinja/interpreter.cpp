@@ -114,7 +114,8 @@ Interpreter::Flow Interpreter::run_within(const Statements& body, const Scope& s
   return flow;
 }
 
-/// The items of a loop that pass its test. Each is tested only when the loop gets to it.
+/// The items of a loop that pass its test. Each is tested only when the loop gets to it. As in jinja2, where the test is a
+/// generator's, several names make a tuple of an item, whatever it was.
 IteratorPtr Interpreter::passing(const For& is, IteratorPtr items) {
   const std::uint32_t depth = items->depth + 1;
   Variables* const variables = variables_;
@@ -123,7 +124,7 @@ IteratorPtr Interpreter::passing(const For& is, IteratorPtr items) {
       const Frame frame(*this, variables, out_);
       assign(is.test_target, *item);
       enter(is.test_scope);
-      if (truth(running, value(*is.test))) return item;
+      if (truth(running, value(*is.test))) return is.test_target.is_tuple ? joined(is.test_target) : item;
     }
     return std::optional<Value>();
   });
@@ -331,6 +332,14 @@ Namespace& Interpreter::namespace_of(const Target& target) {
 void Interpreter::check_namespaces(const Target& target) {
   for (const Target& part : target.parts) check_namespaces(part);
   if (target.attribute) namespace_of(target);
+}
+
+/// What `assign` has taken apart, as tuples.
+Value Interpreter::joined(const Target& target) {
+  if (!target.is_tuple) return at(target.variable.place);
+  Values parts;
+  for (const Target& part : target.parts) parts.push_back(joined(part));
+  return run_.tuple(std::move(parts));
 }
 
 void Interpreter::assign(const Target& target, const Value& value) {

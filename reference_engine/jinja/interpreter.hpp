@@ -79,6 +79,7 @@ class Interpreter {
   void leave(const Scope& scope);
   Value from_context(const std::string& name);
   void assign(const Target& target, const Value& value);
+  Value joined(const Target& target);
   Namespace& namespace_of(const Target& target);
   void check_namespaces(const Target& target);
   void bind(const MacroBody& macro, const Arguments& given);

@@ -46,7 +46,7 @@ Machine read_machine(const Json& root, const std::string& where_from) {
     value.refuse_others({"note"});
     const double number = value.at("value").is_number() ? value.at("value").get<double>() : -1;
     if (!std::isfinite(number) || number < least || number > most) {
-      value.refuse("value", fmt::format("a {} up to {:g}", least > 0 ? "positive number" : "number from 0", most));
+      value.refuse("value", fmt::format("a number from {:g} to {:g}", least, most));
     }
     return number;
   };

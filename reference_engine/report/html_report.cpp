@@ -525,18 +525,16 @@ std::vector<std::pair<std::string, std::vector<std::string>>> facts(const std::v
 }  // namespace
 
 std::string html_report(const std::vector<Json>& json, const std::vector<std::pair<std::string, Json>>& timelines,
-                        const std::string& title) {
+                        const std::string& title, const std::vector<std::string>& places) {
   std::vector<Run> runs, refused;
   for (std::size_t i = 0; i < json.size(); ++i) {
-    Run r = parse_run(json[i], fmt::format("runs[{}]", i));
+    Run r = parse_run(json[i], i < places.size() ? places[i] : fmt::format("runs[{}]", i));
     (r.refused.empty() ? runs : refused).push_back(std::move(r));
   }
   const std::vector<Group> groups = group_runs(runs);
   Page page;
   std::vector<std::vector<Work>> spans;  // read first, to refuse bad timelines early
-  for (std::size_t i = 0; i < timelines.size(); ++i) {
-    spans.push_back(spans_of(timelines[i].second, fmt::format("timelines[{}]", i)));
-  }
+  for (const auto& [name, timeline] : timelines) spans.push_back(spans_of(timeline, name + ": timeline"));
   auto each = [&](std::string (*chart)(Page&, const Group&)) {
     return for_groups(groups, [&](const Group& g) { return chart(page, g); });
   };

@@ -14,8 +14,9 @@ namespace ferry::engine {
 /// refused. `timelines`: a name and Trace Event Format, as write_trace_events makes it. Every chart is there if what it
 /// shows is, and is left out if not; so are single numbers that are negative, not finite or absurd. Very many runs have
 /// all their rows in the table; the charts say how many they leave out.
-/// Throws InputError for what is no run or timeline; it names the entry (`runs[3]`) and the field.
+/// Throws InputError for what is no run or timeline; it names the timeline, or what `places` calls the run (without places:
+/// `runs[3]`), and the field.
 std::string html_report(const std::vector<Json>& runs, const std::vector<std::pair<std::string, Json>>& timelines,
-                        const std::string& title);
+                        const std::string& title, const std::vector<std::string>& places = {});
 
 }  // namespace ferry::engine

@@ -531,15 +531,19 @@ TEST_CASE("report: what is no run is refused by entry and field") {
     runs[1].erase(field);
     CHECK(message([&] { html_report(runs, {}, ""); }) == fmt::format("runs[1]: field \"{}\" is missing", field));
   }
+  CHECK(message([] {
+          html_report({run("lru", 25, 10), 7}, {}, "", {"a.json: run", "b.json: runs[0]"});
+        }) == "b.json: runs[0]: expected a JSON object");
   Timelines all = lanes();
   all.push_back(all[0]);
   all[1].second["traceEvents"][2]["ts"] = "soon";
+  all[1].first = "later.json";
   CHECK(message([&] { html_report({}, all, ""); }) ==
-        "timelines[1].traceEvents[2]: field \"ts\": expected a number, got \"soon\"");
+        "later.json: timeline.traceEvents[2]: field \"ts\": expected a number, got \"soon\"");
   CHECK(message([] {
           html_report({}, {{"x", Json::object()}}, "");
-        }) == "timelines[0]: field \"traceEvents\" is missing");
-  CHECK(message([] { html_report({}, {{"x", 7}}, ""); }) == "timelines[0]: expected a JSON object");
+        }) == "x: timeline: field \"traceEvents\" is missing");
+  CHECK(message([] { html_report({}, {{"x", 7}}, ""); }) == "x: timeline: expected a JSON object");
 }
 
 TEST_CASE("report: numbers that cannot be leave the page whole") {
