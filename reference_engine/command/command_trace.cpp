@@ -141,7 +141,10 @@ int show(const TraceArguments& a) {
   if (!t.weights.empty()) has.emplace_back("weights");
   if (!t.scores.empty()) has.emplace_back("scores of all experts");
   if (t.ahead > 0) has.push_back(fmt::format("scores predicted {} layers ahead", t.ahead));
-  if (!t.partial.empty()) has.push_back(fmt::format("scores of partial hidden states ({})", printable(file.residency)));
+  if (!t.partial.empty()) {
+    const std::string under = file.residency.empty() ? "" : fmt::format(" ({})", printable(file.residency));
+    has.push_back("scores of partial hidden states" + under);
+  }
   std::vector<std::uint32_t> experts, top_k;
   std::vector<std::uint64_t> bytes;
   for (std::uint32_t l = 0; l < t.model.layers; ++l) {

@@ -174,6 +174,38 @@ void help_by_name(std::vector<std::string>& arguments) {
   arguments.emplace_back("--help");
 }
 
+/// Commands that are made together.
+struct Commands {
+  std::vector<std::string_view> names;
+  void (*add)(CLI::App& app, Action& chosen);
+};
+
+/// Adds the commands among which the one is that is asked for, and all where help, a mistake or a document is about all.
+/// To make all their options takes longer than many commands work.
+void add_commands(CLI::App& app, Action& chosen, const std::vector<std::string>& arguments) {
+  const std::vector<Commands> all = {{{"run", "compare", "inspect"}, add_run_commands},
+                                     {{"trace"}, add_trace_commands},
+                                     {{"simulate", "sweep", "report"}, add_simulate_commands},
+                                     {{"recommend"}, add_recommend_command},
+                                     {{"eval"}, add_eval_commands},
+                                     {{"pack"}, add_pack_command},
+                                     {{"tokenize"}, add_tokenize_command},
+                                     {{"serve"}, add_serve_command},
+                                     {{"chat"}, add_chat_command},
+                                     {{"bench"}, add_bench_command},
+                                     {{"calibrate"}, add_calibrate_commands},
+                                     {{"list"}, add_list_command},
+                                     {{"document"}, add_document_command}};
+  const std::string_view first = arguments.empty() || arguments[0] == "document" ? "" : arguments[0];
+  const auto has_it = [&](const Commands& c) {
+    return std::find(c.names.begin(), c.names.end(), first) != c.names.end();
+  };
+  const bool alone = std::any_of(all.begin(), all.end(), has_it);
+  for (const Commands& c : all) {
+    if (!alone || has_it(c)) c.add(app, chosen);
+  }
+}
+
 /// Drops leading zeros, since CLI11 reads 010 as eight.
 void read_decimals(CLI::App& app) {
   for (CLI::Option* o : app.get_options()) {
@@ -233,26 +265,14 @@ int main(int argc, char** argv) try {
   app.require_subcommand(1);
   app.fallthrough(false);
   Action chosen;
-  add_run_commands(app, chosen);
-  add_trace_commands(app, chosen);
-  add_simulate_commands(app, chosen);
-  add_recommend_command(app, chosen);
-  add_eval_commands(app, chosen);
-  add_pack_command(app, chosen);
-  add_tokenize_command(app, chosen);
-  add_serve_command(app, chosen);
-  add_chat_command(app, chosen);
-  add_bench_command(app, chosen);
-  add_calibrate_commands(app, chosen);
-  add_list_command(app, chosen);
-  add_document_command(app, chosen);
+  command_line.assign(argv, argv + argc);
+  std::vector<std::string> commands, arguments(argv + std::min(argc, 1), argv + argc);
+  help_by_name(arguments);
+  add_commands(app, chosen, arguments);
   read_decimals(app);
 
   try {
-    command_line.assign(argv, argv + argc);
-    std::vector<std::string> commands, arguments(argv + std::min(argc, 1), argv + argc);
     for (const CLI::App* c : app.get_subcommands({})) commands.push_back(c->get_name());
-    help_by_name(arguments);
     if (!arguments.empty() && !arguments[0].starts_with('-') &&
         std::find(commands.begin(), commands.end(), arguments[0]) == commands.end()) {
       throw InputError(unknown_name("command", arguments[0], commands));

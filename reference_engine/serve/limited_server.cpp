@@ -173,6 +173,8 @@ class HeadReader {
   bool take(const char* at, std::size_t size) {
     return std::all_of(at, at + size, [this](char c) { return take(c); });
   }
+  /// Whether the byte that comes next is of an empty line before the request's, which is to be skipped (section 2.2).
+  [[nodiscard]] bool precedes(char c) const { return first_ && length_ == 0 && (c == '\r' || c == '\n'); }
 
  private:
   bool take(char c) {
@@ -346,19 +348,21 @@ class Connection final : public httplib::Stream {
   bool is_writable() const { return has_room(); }  // a client that has closed its own end may still read
   /// Throws ApiError where the request is too large or too late.
   ssize_t read(char* to, std::size_t size) {
-    if (at_ == held_) {
-      const ssize_t n = fill();
-      if (n <= 0) return n;
+    for (;;) {
+      if (at_ == held_) {
+        const ssize_t n = fill();
+        if (n <= 0) return n;
+      }
+      if (!in_head_ || !head_.precedes(buffer_[at_])) break;
+      take_head(1);
+      ++at_;
+      ++taken_;
     }
     const std::size_t n = std::min(size, held_ - at_);
     std::memcpy(to, buffer_.data() + at_, n);
+    if (in_head_) take_head(n);
     at_ += n;
     taken_ += n;
-    if (in_head_ && !head_.take(to, n)) {
-      give_up(
-          400,
-          "Expected a head of lines that begin with a name and a colon behind it, and end with CR and LF together.");
-    }
     if (!in_head_ && body_.chunked && !chunks_.take(to, n)) {
       give_up(400,
               "Expected chunks of a size in hexadecimal digits and a line's end, and behind the last one nothing.");
@@ -404,6 +408,11 @@ class Connection final : public httplib::Stream {
   }
   [[nodiscard]] bool is_late() const { return after(begun_, patience()); }
 
+  void take_head(std::size_t size) {
+    if (head_.take(buffer_.data() + at_, size)) return;
+    give_up(400,
+            "Expected a head of lines that begin with a name and a colon behind it, and end with CR and LF together.");
+  }
   ssize_t fill() {
     const ClientLimits& limits = server_.limits();
     if (in_head_ && taken_ >= most_head) give_up(431, "The request's head is larger than 64 KiB.");

@@ -243,7 +243,9 @@ struct Server::Parts {
         cancel();
         return answer(a, server_error(504, "The request took longer than this server lets it.", "timeout"));
       }
-      if (!one->error().empty()) return answer(a, server_error(500, one->error()));
+      if (one->error().empty()) continue;
+      cancel();  // nobody gets the others
+      return answer(a, server_error(500, one->error()));
     }
     answer(a, 200, made.whole(answers));
   }

@@ -314,9 +314,11 @@ StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& fa
   try {
     struct stat info {
     }, now{};
+    const bool locked_by_another = ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;  // some know no locks
+    if (::fstat(fd_, &info) != 0) refuse(errno);
     // Another pack may have renamed the file since it was opened: then it is no part file any more.
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 || ::fstat(fd_, &info) != 0 || ::lstat(part_.c_str(), &now) != 0 ||
-        info.st_ino != now.st_ino || info.st_dev != now.st_dev) {
+    if (locked_by_another || ::lstat(part_.c_str(), &now) != 0 || info.st_ino != now.st_ino ||
+        info.st_dev != now.st_dev) {
       throw InputError(fmt::format("{}: another ferry pack is writing it", path_.string()));
     }
     if (!S_ISREG(info.st_mode)) throw InputError(fmt::format("{}: not a regular file", part_.string()));

@@ -299,10 +299,9 @@ TEST_CASE("machine files say what they lack") {
   CHECK(names(without("\"source\":\"test\"", "\"sauce\":1"), "field \"source\" is missing"));
   CHECK(names(without("mixtral-8x7b", "mixtral-8x7c"), "did you mean \"mixtral-8x7b\""));
   CHECK(names(without("\"host_memory\"", "\"memory\""), "field \"host_memory\" is missing"));
-  CHECK(names(without("2e9", "1e300"),
-              "link: peak_bytes_per_s: field \"value\": expected a number from 1 to 1e+15"));
-  CHECK(names(without("\"value\":0,", "\"value\":-1,"),
-              "latency_s: field \"value\": expected a number from 0 to 1000"));
+  CHECK(names(without("2e9", "1e300"), "link: peak_bytes_per_s: field \"value\": expected a number from 1 to 1e+15"));
+  CHECK(
+      names(without("\"value\":0,", "\"value\":-1,"), "latency_s: field \"value\": expected a number from 0 to 1000"));
   CHECK(names(refused("{"), "parse error"));
   for (const std::string& name : machine_names()) CHECK(read_machine(name).name == name);
   CHECK(machine_names().size() >= 3);

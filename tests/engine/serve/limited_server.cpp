@@ -267,6 +267,23 @@ TEST_CASE("requests may follow each other at once") {
   CHECK(answers.ends_with("hello"));
 }
 
+TEST_CASE("empty lines before a request are none of its own") {
+  LimitedEcho s({});
+  const std::string last = "GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
+  const std::string all = "\r\n\r\nPOST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc\r\n" + last;
+  const std::string answers = Client(s).ask(all);
+  CHECK(count(answers, "HTTP/1.1 200") == 2);
+  CHECK(answers.find("<abc>") != std::string::npos);
+  CHECK(answers.ends_with("hello"));
+  const Client slow(s);
+  for (const char c : all) slow.send({c});
+  CHECK(slow.rest() == answers);
+  CHECK(Client(s).ask("\r" + last).find("HTTP/1.1 400") == 0);
+  std::string endless(1U << 20U, '\n');
+  for (std::size_t i = 0; i < endless.size(); i += 2) endless[i] = '\r';
+  CHECK(Client(s).ask(endless + last).find("HTTP/1.1 431") == 0);
+}
+
 TEST_CASE("clients beyond those that are served wait, and beyond those are told to come back") {
   ClientLimits limits;
   limits.clients = 2;
