@@ -247,6 +247,9 @@ void add_long_rope(const GgufFacts& f, Json& config) {
       f.fields().refuse(f.arch + "." + name, "none, 0 or 1 beside tensors of factors");
     }
   }
+  if (f.tensor(rope_divisors) != nullptr) {
+    f.refuse(fmt::format("tensor \"{}\": expected none beside {} and {}", rope_divisors, names[0], names[1]));
+  }
   Json scaling = {{"rope_type", "longrope"}};
   for (int i = 0; i < 2; ++i) {
     if (factors[i] == nullptr || factors[i]->dtype != DType::f32 || factors[i]->shape.size() != 1) {

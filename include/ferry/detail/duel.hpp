@@ -32,9 +32,10 @@ class Duel {
   FERRY_HD void begin_step() noexcept { ++step_; }
   [[nodiscard]] FERRY_HD bool second_leads(std::uint32_t kind) const noexcept { return told_[kind].second_leads; }
 
-  /// The first way would have `first` leave and the second way `second`, another.
+  /// The first way would have `first` leave and the second way `second`. Without a question if they are one, as where an expert
+  /// has slots at two precisions.
   FERRY_HD void begin(std::uint32_t kind, std::uint32_t first, std::uint32_t second) noexcept {
-    if (is_watched(first) || is_watched(second)) return;
+    if (first == second || is_watched(first) || is_watched(second)) return;
     leave(first);
     leave(second);
     rival_[first] = (second * kinds + kind) * 2 + 1;

@@ -583,6 +583,9 @@ TEST_CASE("LongRoPE of GGUF: two tensors divide the frequencies, and the metadat
     }
     phi.more.back() = type + text("longrope");
     CHECK(phi.read().rope.long_frequency == rope.long_frequency);
+    phi.tensors.push_back({"rope_freqs.weight", {1, 2}});
+    CHECK(says(phi.refusal(), {"\"rope_freqs.weight\": expected none beside rope_factors_short.weight"}));
+    phi.tensors.pop_back();
     phi.tensors[1].second = {4, 8, 8};
     CHECK(says(phi.refusal(), {"\"long_factor\": expected a list of 2 numbers above 0"}));
     phi.tensors.pop_back();

@@ -45,6 +45,16 @@ TEST_CASE("whose victims are used first is not followed") {
   CHECK_FALSE(duel->second_leads(0));
 }
 
+TEST_CASE("an expert is not watched beside itself") {
+  SomeDuel duel(4U);
+  duel->begin(0, 2, 2);
+  CHECK(broken(*duel) == "");
+  for (int i = 0; i < 9; ++i) duel->used(2);
+  CHECK_FALSE(duel->second_leads(0));
+  duel->begin(0, 2, 3);
+  CHECK(broken(*duel) == "");
+}
+
 TEST_CASE("each kind is decided by itself") {
   SomeDuel duel(4U);
   for (std::uint32_t kind = 0; kind < detail::Duel::kinds; ++kind) settle(duel, kind % 2 == 1, 3, kind);
