@@ -247,7 +247,8 @@ class RecommendCommand {
 
   /// What the model's work costs on the machine, for runs on the virtual clock.
   [[nodiscard]] Costs run_costs(const ModelShape& own) {
-    if (a_.as_shape.empty()) return setting().machine.costs(model_work(model_->config()), CostSource::effective);
+    if (a_.as_shape.empty())
+      return setting().machine.costs(model_work(model_->config(), model_->dense_bits()), CostSource::effective);
     const ModelFacts as = read_shape(a_.as_shape);
     return as_if(setting().machine.costs(as.work, CostSource::effective), as, own);
   }

@@ -140,7 +140,7 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
     if (!layer.linear) (layer.reach() > 0 ? before_.back().recent : before_.back().whole) += own;
   }
   weights_ = load_weights(*files.checkpoint, config(), work_.account);
-  count_dense(weights_.dense_bytes);
+  count_dense(weights_.dense_bytes, weights_.dense_weights);
   set_notes(check_agreement(*files.checkpoint, config()));
   measure_link();
   pin();  // last: what throws after it would leave memory locked

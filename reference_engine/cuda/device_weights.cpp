@@ -131,6 +131,7 @@ class Loader {
   const Tensor& dense(const std::string& name, const std::vector<std::uint64_t>& shape) {
     const Tensor& t = checkpoint_.at(name, shape);
     w_.dense_bytes += t.bytes;
+    w_.dense_weights += t.elements();
     return t;
   }
   /// Adds what weights take on the device beyond their `in_files` bytes in the file.
@@ -154,6 +155,7 @@ class Loader {
       const std::vector<std::uint64_t> shape = part.shape(columns);
       const Tensor& t = checkpoint_.at(part.name, shape);
       w_.dense_bytes += t.bytes / shape[0] * part.rows;
+      w_.dense_weights += t.columns() * part.rows;
       const StoredType type = stored_type(t.stored());
       if (bytes == 0) to.type = type;
       same = same && type == to.type;

@@ -52,7 +52,7 @@ struct DeviceWeights {
   NormWeights plain;  ///< one whose weights are all 1, where gates read by such a norm
   Frequencies frequency, window_frequency;
   const float* head_bias = nullptr;
-  std::uint64_t dense_bytes = 0;  ///< but for the gates
+  std::uint64_t dense_bytes = 0, dense_weights = 0;  ///< but for the gates
 };
 
 /// Reads them. Throws InputError for a model whose sizes or types the device's kernels do not compute, or if there is no

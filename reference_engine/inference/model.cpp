@@ -198,7 +198,7 @@ void Model::note_codes(DType type) {
 const Tensor& Model::dense(const Checkpoint& checkpoint, const std::string& name,
                            const std::vector<std::uint64_t>& shape) {
   const Tensor& t = checkpoint.at(name, shape);
-  dense_bytes_ += t.bytes;
+  count_dense(t.bytes, t.elements());
   note_codes(t.stored());
   return t;
 }

@@ -142,6 +142,10 @@ class Model {
   virtual void add_precisions(PrecisionSet set);
   /// Of the weights that every token needs, as the checkpoint stores them.
   [[nodiscard]] std::uint64_t dense_bytes() const { return dense_bytes_; }
+  /// What one of them takes, on average.
+  [[nodiscard]] double dense_bits() const {
+    return 8 * static_cast<double>(dense_bytes_) / static_cast<double>(dense_weights_);
+  }
 
   /// Throws InputError if there is no memory for it.
   [[nodiscard]] virtual KvCache make_cache(const CacheRoom& room) const = 0;
@@ -176,8 +180,11 @@ class Model {
   explicit Model(ModelFiles& files);
   /// A tensor of the weights that every token needs, which count as dense_bytes from now on.
   const Tensor& dense(const Checkpoint& checkpoint, const std::string& name, const std::vector<std::uint64_t>& shape);
-  /// Counts `bytes` that a device needs beyond the files' own, where it has some weights in another form.
-  void count_dense(std::uint64_t bytes) { dense_bytes_ += bytes; }
+  /// Counts weights that a device reads by itself, with the bytes that it needs for them.
+  void count_dense(std::uint64_t bytes, std::uint64_t weights) {
+    dense_bytes_ += bytes;
+    dense_weights_ += weights;
+  }
   void set_notes(std::vector<std::string> notes) { notes_ = std::move(notes); }
   /// [layers, experts] each: added to what gates compute, and to what experts are chosen by; empty where there are none.
   [[nodiscard]] const Matrix& choice_biases() const { return choice_biases_; }
@@ -211,7 +218,7 @@ class Model {
   WorkerPool workers_;
   Activations activations_ = Activations::floats;
   bool codes_ = false;  ///< some of its weights are
-  std::uint64_t dense_bytes_ = 0;
+  std::uint64_t dense_bytes_ = 0, dense_weights_ = 0;
 };
 
 /// The part of a model that the CUDA device does not compute yet; empty: it computes all of it.

@@ -146,7 +146,7 @@ std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
     }
   }
   t.ahead = ahead_;
-  made_->work = model_work(c);
+  made_->work = model_work(c, model_.dense_bits());
   made_->view();
   return std::move(made_);
 }
@@ -219,14 +219,14 @@ std::unique_ptr<TraceFile> record_text(Model& model, const std::string& name, co
   return record_text(model, *runner, name, text, options);
 }
 
-std::vector<LayerWork> model_work(const ModelConfig& c) {
+std::vector<LayerWork> model_work(const ModelConfig& c, double dense_bits) {
   const std::uint64_t hidden = c.hidden;
   std::vector<LayerWork> all;
   for (const std::uint32_t number : c.moe_layers) {
     const LayerConfig& l = c.layer[number];
     const std::uint64_t heads = std::uint64_t{c.heads} * l.head_dim, kv = std::uint64_t{l.kv_heads} * l.head_dim;
-    all.push_back(
-        layer_work(c.hidden, l.experts, 2 * hidden * heads + 2 * hidden * kv, l.shared_width, l.expert_width, 32));
+    all.push_back(layer_work(c.hidden, l.experts, 2 * hidden * heads + 2 * hidden * kv, l.shared_width, l.expert_width,
+                             dense_bits));
   }
   if (std::all_of(all.begin(), all.end(), [&](const LayerWork& w) { return w == all[0]; })) all.resize(1);
   return all;

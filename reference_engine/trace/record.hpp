@@ -73,7 +73,7 @@ std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, con
 std::unique_ptr<TraceFile> record_text(Model& model, const std::string& name, const std::string& text,
                                        const RecordOptions& options);
 
-/// The work of a loaded model's layers.
-std::vector<LayerWork> model_work(const ModelConfig& config);
+/// The work of a model's layers. `dense_bits`: what a weight takes that every token needs.
+std::vector<LayerWork> model_work(const ModelConfig& config, double dense_bits);
 
 }  // namespace ferry::engine

@@ -143,3 +143,17 @@ TEST_CASE("an output that cannot be is refused before the work") {
     CHECK(r.out.find("nowhere/x: cannot be written") != std::string::npos);
   }
 }
+
+TEST_CASE("every token's weights count as they are stored") {
+  for (const bool codes : {false, true}) {
+    const CpuModel m{ModelFiles((golden_file("gguf") / (codes ? "mixtral-q8_0.gguf" : "mixtral-bf16.gguf")).string())};
+    const double bits = codes ? 8.5 : 16;
+    CHECK(m.dense_bits() > bits);
+    CHECK(m.dense_bits() < bits + 1);  // norms are floats
+    const std::vector<LayerWork> work = model_work(m.config(), m.dense_bits());
+    REQUIRE(work.size() == 1);
+    const std::uint64_t weights = work[0].dense_operations / 2;
+    CHECK(static_cast<double>(work[0].dense_bytes) ==
+          doctest::Approx(static_cast<double>(weights) * m.dense_bits() / 8));
+  }
+}
