@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <string>
 
@@ -153,7 +154,6 @@ TEST_CASE("every token's weights count as they are stored") {
     const std::vector<LayerWork> work = model_work(m.config(), m.dense_bits());
     REQUIRE(work.size() == 1);
     const std::uint64_t weights = work[0].dense_operations / 2;
-    CHECK(static_cast<double>(work[0].dense_bytes) ==
-          doctest::Approx(static_cast<double>(weights) * m.dense_bits() / 8));
+    CHECK(std::abs(static_cast<double>(work[0].dense_bytes) - static_cast<double>(weights) * m.dense_bits() / 8) <= 1);
   }
 }
