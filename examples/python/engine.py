@@ -37,7 +37,7 @@ class Engine:
         ferry.open(byref(options), None, byref(self.pipe))
         self.traits = Traits(size=ctypes.sizeof(Traits))
         ferry.get_traits(self.pipe, byref(self.traits))
-        slots = ferry.lib.ferry_slot_count(self.pipe)
+        slots = ferry.slot_count(self.pipe)
         self.device = np.zeros((slots,) + self.host.shape[2:], dtype=np.float32)  # the slots, which are all of one size here
         self.copies = 0
         if self.traits.preloads:
@@ -65,7 +65,7 @@ class Engine:
         ferry.plan_scores(self.pipe, byref(scores), byref(plan))
         rows, distance = self.traits.rows[DECODE], 1
         while self.traits.predicts:
-            later = ferry.lib.ferry_layer_ahead(self.pipe, rows, distance)
+            later = ferry.layer_ahead(self.pipe, rows, distance)
             if later == NO_LAYER:
                 break
             keep, scores = self.scores(later, x) if rows else (None, Scores(layer=later))
@@ -104,7 +104,8 @@ def main():
         for layer in range(LAYERS):
             x = x + engine.layer(layer, x)
     print(f"{arguments.stack}: {arguments.tokens} tokens, {engine.copies} copies, every layer as the resident one computes it")
-    engine.ferry.lib.ferry_close(engine.pipe)
+    engine.ferry.end_sequence(engine.pipe, 0)
+    engine.ferry.close(engine.pipe)
 
 
 if __name__ == "__main__":

@@ -40,17 +40,24 @@ Traits = struct("Traits", size=c_size_t, predicts=c_uint8, caches=c_uint8, subst
                 look_ahead_depth=c_uint16)
 
 
+# What functions give back that give back no status.
+RESULTS = {"version": c_char_p, "last_error": c_char_p, "stack_count": c_size_t, "stack_name": c_char_p,
+           "stack_summary": c_char_p, "slot_count": c_uint32, "slot_offsets": POINTER(c_uint64), "layer_ahead": c_uint16,
+           "close": None, "abandon": None, "end_sequence": None}
+
+
 class Ferry:
     """The library's functions. A refused call raises an exception with the library's message."""
 
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)
-        self.lib.ferry_last_error.restype = c_char_p
-        self.lib.ferry_slot_offsets.restype = POINTER(c_uint64)
-        self.lib.ferry_layer_ahead.restype = c_uint16
+        for name, result in RESULTS.items():
+            getattr(self.lib, "ferry_" + name).restype = result
 
     def __getattr__(self, name):
         function = getattr(self.lib, "ferry_" + name)
+        if name in RESULTS:
+            return function
 
         def call(*arguments):
             if function(*arguments) != 0:

@@ -302,7 +302,7 @@ class Core {
     if (!split.waits) tasks_.add_on_host(found_.arriving(), slots_);
     tasks_.add_on_host(misses.part(split.loads, misses.size - split.loads), slots_);
     promote();
-    return {routes, {groups_.assignments(), routes.size}, tasks_.resident(), tasks_.arriving(), tasks_.host()};
+    return {routes, groups_.assignments(), tasks_.resident(), tasks_.arriving(), tasks_.host()};
   }
 
   /// Tells predictor and accounts, for which no plan waits, what the layer planned last chose, before anything asks them.

@@ -131,7 +131,7 @@ typedef struct ferry_options {
 
   /* Device memory for experts. */
   uint64_t budget_bytes; /* not read by resident stacks: they take what all experts do */
-  uint32_t stream_slots; /* (2); with min(experts, max_rows * top_k) no task has freed_by */
+  uint32_t stream_slots; /* (2); with max(2, min(experts, max_rows * top_k)) no task has freed_by */
 
   /* The machine, for stacks that weigh costs. A copy takes copy_start_ns + bytes / copy_bytes_per_s. */
   double copy_bytes_per_s;
@@ -202,7 +202,7 @@ typedef struct FERRY_SHARED ferry_task {
 typedef struct ferry_plan {
   const ferry_route* routes;   /* [rows, top_k] */
   uint32_t route_count;        /* how many routes */
-  const uint32_t* assignments; /* by task; each is row * top_k + rank, an index into routes */
+  const uint32_t* assignments; /* by task; each is row * top_k + rank, an index into routes; none of FERRY_NO_EXPERT's */
   uint32_t assignment_count;   /* how many assignments */
   const ferry_task* resident;  /* can run at once */
   uint32_t resident_count;     /* how many resident tasks */
@@ -261,11 +261,11 @@ typedef struct ferry_outcomes {
 typedef struct ferry_counters {
   size_t size;                 /* sizeof(ferry_counters) */
   ferry_outcomes phase[2];     /* by ferry_phase */
-  uint64_t prefetches;         /* submitted */
+  uint64_t prefetches;         /* submitted, less those taken back */
   uint64_t prefetches_used;    /* asked for by the gate before they left */
   uint64_t prefetches_dropped; /* taken back */
   uint64_t promoted;           /* submitted because the cache wanted them most */
-  uint64_t prefetched_bytes;   /* of all prefetches that were submitted */
+  uint64_t prefetched_bytes;   /* of `prefetches` */
   uint64_t wasted_bytes;       /* evicted without having been asked for */
   uint64_t preload_bytes;      /* copied by ferry_preload */
   uint64_t layers_not_asked;   /* where a stack that predicts was not asked to look ahead */

@@ -132,6 +132,22 @@ void need(const void* pointer, const char* call, const char* name) {
   if (pointer == nullptr) throw UsageError(std::string(call) + ": " + name + " is NULL, expected one");
 }
 
+/// A caller's text in a message: of any length, and with any bytes.
+std::string quoted(const std::string& text) {
+  constexpr std::size_t shown = 100;
+  return "\"" + engine::printable(text.size() > shown ? text.substr(0, shown) + "..." : text) + "\"";
+}
+
+/// Tasks that have been with the caller: C++ knows no `transient` of 2.
+const Task* tasks_of(const ferry_task* tasks, std::uint32_t count, const char* call) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (tasks[i].transient <= 1) continue;
+    throw UsageError(std::string(call) + ": a task's transient is " + std::to_string(tasks[i].transient) +
+                     ", expected 0 or 1, as the plan has it");
+  }
+  return reinterpret_cast<const Task*>(tasks);
+}
+
 /// A structure of a caller that may be older or newer than this library. What an older one lacks is 0; a newer one is
 /// refused only if it asks for something that is not known here.
 template <class T>
@@ -206,12 +222,12 @@ engine::StackOptions stack_options(const ferry_options& o) {
     const std::string text = o.parameters == nullptr || o.parameters[i] == nullptr ? "" : o.parameters[i];
     const std::size_t equals = text.find('=');
     if (equals == std::string::npos) {
-      throw ConfigError("ferry_options.parameters[" + std::to_string(i) + "] is \"" + text +
-                        "\", expected \"name=value\"");
+      throw ConfigError("ferry_options.parameters[" + std::to_string(i) + "] is " + quoted(text) +
+                        ", expected \"name=value\"");
     }
     const engine::Parameter& p = engine::find_parameter(text.substr(0, equals), "ferry_options.parameters");
     if (std::find(given.begin(), given.end(), &p) != given.end()) {
-      throw ConfigError("ferry_options.parameters[" + std::to_string(i) + "] is \"" + text + "\", and " + p.name +
+      throw ConfigError("ferry_options.parameters[" + std::to_string(i) + "] is " + quoted(text) + ", and " + p.name +
                         " stands before it, expected each parameter once");
     }
     given.push_back(&p);
@@ -226,7 +242,7 @@ engine::StackOptions stack_options(const ferry_options& o) {
     try {
       static_cast<void>(p.set(options, p.read(words)));  // read has checked it
     } catch (const engine::InputError&) {
-      throw ConfigError("ferry_options.parameters[" + std::to_string(i) + "] is \"" + text + "\", expected \"" +
+      throw ConfigError("ferry_options.parameters[" + std::to_string(i) + "] is " + quoted(text) + ", expected \"" +
                         p.name + "=\" and " + p.expected());
     }
   }
@@ -428,11 +444,13 @@ ferry_status ferry_preload(ferry_pipeline* pipe) {
 ferry_status ferry_begin_step(ferry_pipeline* pipe, ferry_phase phase, const uint32_t* sequence, uint32_t rows) {
   return on(pipe, "begin_step", [&](AnyPipeline& p) {
     need(sequence, "begin_step", "sequence");
-    if (phase != FERRY_PREFILL && phase != FERRY_DECODE) {
-      throw UsageError("begin_step: phase is " + std::to_string(static_cast<int>(phase)) +
-                       ", expected FERRY_PREFILL or FERRY_DECODE");
+    std::uint32_t number = 0;  // C has enumerations of any value, C++ has not
+    static_assert(sizeof number == sizeof phase);
+    std::memcpy(&number, &phase, sizeof number);
+    if (number > FERRY_DECODE) {
+      throw UsageError("begin_step: phase is " + std::to_string(number) + ", expected FERRY_PREFILL or FERRY_DECODE");
     }
-    p.begin_step({static_cast<Phase>(phase), {sequence, rows}});
+    p.begin_step({static_cast<Phase>(number), {sequence, rows}});
   });
 }
 ferry_status ferry_plan_scores(ferry_pipeline* pipe, const ferry_scores* scores, ferry_plan* plan) {
@@ -463,13 +481,13 @@ ferry_status ferry_look_ahead(ferry_pipeline* pipe, const ferry_scores* predicte
 ferry_status ferry_wait(ferry_pipeline* pipe, const ferry_task* task) {
   return on(pipe, "wait", [&](AnyPipeline& p) {
     need(task, "wait", "the task");
-    p.wait(*reinterpret_cast<const Task*>(task));
+    p.wait(*tasks_of(task, 1, "wait"));
   });
 }
 ferry_status ferry_done(ferry_pipeline* pipe, const ferry_task* tasks, uint32_t count) {
   return on(pipe, "done", [&](AnyPipeline& p) {
     if (count > 0) need(tasks, "done", "the tasks");
-    p.done({reinterpret_cast<const Task*>(tasks), count});
+    p.done({tasks_of(tasks, count, "done"), count});
   });
 }
 ferry_status ferry_finish(ferry_pipeline* pipe, uint16_t layer, const ferry_times* times) {

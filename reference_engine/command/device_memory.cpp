@@ -32,8 +32,8 @@ BesideExperts beside_experts(const Model& model, const std::vector<std::uint32_t
     }
     most = std::max(most, together);
   }
-  return {model.dense_bytes(), most,
-          sizeof(float) * (row * std::max(prefill_chunk, batch) + std::uint64_t{c.vocabulary} * batch)};
+  const std::uint64_t floats = row * std::max(prefill_chunk, batch) + std::uint64_t{c.vocabulary} * batch;
+  return {model.dense_bytes(), most, sizeof(float) * floats + model.fixed_bytes()};
 }
 
 std::uint64_t left_for_experts(const std::string& device_memory, const BesideExperts& beside,

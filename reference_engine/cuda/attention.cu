@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(threads)
   float* head = qkv + blockIdx.x * row_width(s) + std::uint64_t{number} * dim;
   float* x = staged[warp];
   for (std::uint32_t i = lane; i < dim; i += lanes) {
-    x[i] = p.clip > 0 ? fminf(fmaxf(head[i], -p.clip), p.clip) : head[i];
+    x[i] = p.clip > 0 ? clamped(head[i], -p.clip, p.clip) : head[i];
   }
   __syncwarp();
   auto norm = [&] {

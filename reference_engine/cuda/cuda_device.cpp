@@ -32,13 +32,13 @@ class CudaDevice final : public ExpertDevice {
     const std::uint64_t arena = needs.allotment.offsets().back();
     if (arena + margin_bytes(total) > free) refuse(arena, Use::experts, *work.account);
     slots_.emplace(needs.allotment, needs.source, CudaSlots::Options{.pinned = pinned, .poison = o.poison});
-    account_ = work.account;
-    account_->add(Use::experts, arena);
     link_.emplace(*slots_, work.stream(),
                   CudaStream::Options{.prefetch_chunk_bytes = o.prefetch_chunk_bytes, .log = o.log});
     base_->end.record(work.stream());
     check(cudaEventSynchronize(base_->end), "cudaEventSynchronize");
     base_ns_ = now_ns();
+    account_ = work.account;  // last: for what throws there is no destructor that takes it away again
+    account_->add(Use::experts, arena);
   }
   ~CudaDevice() override {
     static_cast<void>(cudaStreamSynchronize(work_.stream()));

@@ -40,6 +40,7 @@ class CudaModel final : public Model {
     const Account& a = *work_.account;
     return {{"weights", a.most[0]}, {"experts", a.most[1]}, {"keys_and_values", a.most[2]}, {"activations", a.most[3]}};
   }
+  [[nodiscard]] std::uint64_t fixed_bytes() const override { return fixed_bytes_; }
   [[nodiscard]] std::uint64_t link_bytes_per_s() const override { return link_bytes_per_s_; }
   [[nodiscard]] std::string warning() const override { return warning_; }
 
@@ -100,7 +101,7 @@ class CudaModel final : public Model {
   bool pinned_ = false;
   std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
-  std::uint64_t link_bytes_per_s_ = 0;
+  std::uint64_t link_bytes_per_s_ = 0, fixed_bytes_ = 0;
   std::uint32_t logits_rows_ = 0;
   DeviceBlock logits_;  ///< of as many rows as were ever asked for at once
   // On the host
@@ -120,6 +121,9 @@ class CudaModel final : public Model {
 };
 
 CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  fixed_bytes_ = work_.account->bytes[static_cast<std::size_t>(Use::activations)] + margin_bytes(total);
   if (const std::string part = beyond_cuda(config(), store().layouts()); !part.empty()) {
     throw InputError(fmt::format("{} has {}, which the CUDA device does not compute yet; --device cpu computes it",
                                  config().architecture_name, part));

@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,14 +47,19 @@ __device__ __forceinline__ float grown(const Growth& g, std::uint32_t position) 
   return log1pf(floorf((static_cast<float>(position) + g.first) / g.floor)) * g.by + 1;
 }
 
+/// Keeps NaN, unlike fminf and fmaxf: a damaged model must not compute as if it were whole.
+__device__ __forceinline__ float clamped(float x, float least, float most) {
+  return x > most ? most : x < least ? least : x;
+}
+
 __device__ __forceinline__ float activated(const Activation& a, float gate, float up) {
   if (a.gelu) {
     constexpr float twice_root = 1.5957691216F;  // of 2 / pi: half of 1 + tanh is a sigmoid
     return gate / (1.0F + expf(-twice_root * (gate + 0.044715F * gate * gate * gate))) * up;
   }
   if (!a.clamped) return gate / (1.0F + expf(-gate)) * up;
-  const float g = fminf(gate, a.limit);
-  return g / (1.0F + expf(-a.alpha * g)) * (fmaxf(fminf(up, a.limit), -a.limit) + 1.0F);
+  const float g = clamped(gate, -INFINITY, a.limit);
+  return g / (1.0F + expf(-a.alpha * g)) * (clamped(up, -a.limit, a.limit) + 1.0F);
 }
 
 }  // namespace ferry::engine::cuda::part

@@ -168,6 +168,8 @@ class Model {
   [[nodiscard]] virtual std::string device() const { return "cpu"; }
   /// The most bytes that a device with memory of its own was asked for, by use.
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::uint64_t>> device_memory() const { return {}; }
+  /// Beside weights, keys and values, experts, and activations for each row: what such a device takes or keeps free.
+  [[nodiscard]] virtual std::uint64_t fixed_bytes() const { return 0; }
   /// How fast experts come to the device, in bytes a second; 0: not known, and taken to be as fast as host memory is copied.
   [[nodiscard]] virtual std::uint64_t link_bytes_per_s() const { return 0; }
   /// What its files have that was not used, a line each, for the user.

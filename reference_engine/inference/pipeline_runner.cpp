@@ -179,7 +179,10 @@ void PipelineRunner::finish(std::uint16_t layer) {
 
 void PipelineRunner::end_sequence(std::uint32_t sequence) {
   pipe_->end_sequence(sequence);
-  take_stalls();
+  try {  // a device that is lost says so at the next step; who ends a text may be about to end the rest, too
+    take_stalls();
+  } catch (const LinkError&) {
+  }
 }
 
 void PipelineRunner::abandon() {

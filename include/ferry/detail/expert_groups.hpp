@@ -30,8 +30,8 @@ class ExpertGroups {
     }
   }
 
-  /// Those of a request are [Request::first .. first + rows); each is row * k + rank.
-  FERRY_HD const std::uint32_t* assignments() const noexcept { return assignments_.data(); }
+  /// Those of a request are [Request::first .. first + rows); each is row * k + rank. As many as routes ask for something.
+  FERRY_HD View<const std::uint32_t> assignments() const noexcept { return {assignments_.data(), assigned_}; }
 
  private:
   /// False, and nothing is appended, if an expert is chosen twice.
@@ -57,6 +57,7 @@ class ExpertGroups {
       if (routes[route].weight > 0.0F) r.importance = routes[route].weight;
       r.confidence = r.unimportance = 1.0F;
     });
+    assigned_ = n;
     return true;
   }
 
@@ -77,6 +78,7 @@ class ExpertGroups {
       r.confidence = r.unimportance = 1.0F;
       first += rows;
     });
+    assigned_ = first;
     for (std::uint32_t i = 0; i < routes.size; ++i) {
       if (routes[i].expert == no_expert) continue;
       Request& r = out.data[request_[routes[i].expert]];
@@ -114,7 +116,7 @@ class ExpertGroups {
   ExpertSets chosen_;                 ///< one
   Array<std::uint32_t> request_;      ///< [experts] of those chosen, which request
   Array<std::uint32_t> assignments_;  ///< [rows * k]
-  std::uint32_t top_k_ = 0;
+  std::uint32_t top_k_ = 0, assigned_ = 0;
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

@@ -35,6 +35,8 @@ struct Command {
 ///  - `Progress::reported`: copies run beside its computation, and it keeps what concepts.hpp asks of a Link: demand before
 ///    prefetches that have not begun, `copy.after` before the first byte, waits. `report` tells what it has seen.
 ///
+/// It serves one pipeline for its life: with the first copy of another it stops, and `wait` throws LinkError.
+///
 /// Its memory grows with what is not taken yet.
 class CommandBuffer {
  public:
@@ -67,14 +69,16 @@ class CommandBuffer {
   // Link
 
   void submit(const Copy& copy) noexcept {
+    if (detail::note_submitted(copy.ticket, copy.demand ? last_demand_ : last_prefetch_, failed_)) seen_ = {};
+    if (!failed_.empty()) return;
     commands_.push_back({Command::Kind::copy, copy});
-    (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
     if (progress_ == Progress::in_order) advance({last_demand_, last_prefetch_, last_prefetch_, 0});
   }
   void drop(Ticket ticket) noexcept { add(Command::Kind::drop, ticket, Fence::none); }
   [[nodiscard]] Seen seen() noexcept { return seen_; }
   void fence(Fence fence) noexcept { add(Command::Kind::fence, Ticket::none, fence); }
   void wait(Ticket ticket) {
+    if (!failed_.empty()) detail::fail<LinkError>(failed_);
     detail::check_submitted(ticket, is_prefetch(ticket) ? last_prefetch_ : last_demand_);
     add(Command::Kind::wait, ticket, Fence::none);
   }
@@ -82,6 +86,7 @@ class CommandBuffer {
  private:
   static std::string number(Ticket ticket) { return std::to_string(static_cast<std::uint64_t>(ticket)); }
   void advance(const Seen& seen) noexcept {
+    if (!failed_.empty()) return;
     seen_.demand_landed = std::max(seen_.demand_landed, seen.demand_landed);
     seen_.prefetch_begun = std::max(seen_.prefetch_begun, seen.prefetch_begun);
     seen_.prefetch_landed = std::max(seen_.prefetch_landed, seen.prefetch_landed);
@@ -100,6 +105,7 @@ class CommandBuffer {
   std::vector<Command> commands_;
   Seen seen_;
   Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none;
+  std::string failed_;  ///< why it serves nobody any more
 };
 
 static_assert(Link<CommandBuffer>);

@@ -143,6 +143,7 @@ class CudaStream {
     part::check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
     part::check_cuda(cudaStreamCreateWithFlags(&copies_.handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     base_ = take_event(timed_);
+    throw_failure();
     part::check_cuda(cudaEventRecord(base_, copies_.handle), "cudaEventRecord");
     part::check_cuda(cudaEventSynchronize(base_), "cudaEventSynchronize");
     base_ns_ = now();
@@ -368,10 +369,20 @@ class CudaStream {
     if (!failed_.empty()) detail::fail<LinkError>("a copy failed: " + failed_);
   }
 
+  /// For what belongs to the current device: a thread with several devices may have another one, and keeps it.
+  template <class Call>
+  void on_device(const Call& call) {
+    int current = device_;
+    if (!good(cudaGetDevice(&current), "cudaGetDevice")) return;
+    if (current != device_ && !good(cudaSetDevice(device_), "cudaSetDevice")) return;
+    call();
+    if (current != device_) good(cudaSetDevice(current), "cudaSetDevice");
+  }
+
   cudaEvent_t take_event(Events& events) {
     if (events.free.empty()) {
       cudaEvent_t event = nullptr;
-      good(cudaEventCreateWithFlags(&event, events.flags), "cudaEventCreateWithFlags");
+      on_device([&] { good(cudaEventCreateWithFlags(&event, events.flags), "cudaEventCreateWithFlags"); });
       if (event != nullptr) events.all.push_back(event);
       return event;
     }
@@ -564,8 +575,10 @@ class CudaStream {
     if (timed && !good(cudaEventRecord(s.begin, stream), "cudaEventRecord")) return;
     for (const Copy& c : s.copies) {
       if (!slots_.options().poison || s.from > 0) break;
-      if (!good(cudaMemsetAsync(slots_.slot(c.slot), 0xff, slots_.slot_bytes(c.slot), stream), "cudaMemsetAsync"))
-        return;
+      on_device([&] {
+        good(cudaMemsetAsync(slots_.slot(c.slot), 0xff, slots_.slot_bytes(c.slot), stream), "cudaMemsetAsync");
+      });
+      if (!failed_.empty()) return;
     }
     if (!good(cudaMemcpyAsync(to + s.from, from + s.from, s.size, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync"))
       return;

@@ -593,6 +593,12 @@ TEST_CASE("a set-up through C that cannot work is refused with what was expected
   CHECK(parameter("pool=one").find("did you mean \"pools\"?") != std::string::npos);
   CHECK(parameter("pools=two").find("is \"pools=two\", expected \"pools=\" and one of stack") != std::string::npos);
   CHECK(parameter("half-life=64").find("stack lru has no parameter half-life") != std::string::npos);
+  // Texts of any bytes and any length leave the sentence whole.
+  const std::string strange = parameter("half-life=\xff\x1b[2J");
+  CHECK(strange.find("is \"half-life=??[2J\", expected \"half-life=\" and ") != std::string::npos);
+  const std::string lengthy = parameter(("half-life=" + std::string(5000, 'x')).c_str());
+  CHECK(lengthy.find("xxx...\", expected \"half-life=\" and ") != std::string::npos);
+  CHECK(lengthy.size() < 300);
   const char* const twice[] = {"pools=one", "pools=per-layer"};
   CHECK(refusal([&](auto& o) { o.parameters = twice, o.parameter_count = 2; }).find("expected each parameter once") !=
         std::string::npos);
@@ -616,6 +622,22 @@ TEST_CASE("a set-up through C that cannot work is refused with what was expected
   CHECK(ferry_slot_offsets(nullptr) == nullptr);
   CHECK(ferry_layer_ahead(nullptr, FERRY_ROWS_GATE_INPUT, 1) == FERRY_NO_LAYER);
   CHECK(ferry_begin_step(nullptr, FERRY_DECODE, nullptr, 0) == FERRY_USAGE_ERROR);
+}
+
+TEST_CASE("what C can hold and C++ cannot is refused") {
+  const auto pipe = open(options_for("lru", 30 * sizes[4]), nullptr);
+  const std::uint32_t sequence = 0;
+  int nine = 9;
+  ferry_phase phase = FERRY_DECODE;
+  std::memcpy(&phase, &nine, sizeof phase);
+  CHECK(ferry_begin_step(pipe.get(), phase, &sequence, 1) == FERRY_USAGE_ERROR);
+  CHECK(std::string(ferry_last_error()) == "begin_step: phase is 9, expected FERRY_PREFILL or FERRY_DECODE");
+  ferry_task task{};
+  task.transient = 2;
+  for (const ferry_status status : {ferry_wait(pipe.get(), &task), ferry_done(pipe.get(), &task, 1)}) {
+    CHECK(status == FERRY_USAGE_ERROR);
+  }
+  CHECK(std::string(ferry_last_error()) == "done: a task's transient is 2, expected 0 or 1, as the plan has it");
 }
 
 TEST_CASE("structures of a newer caller are taken as long as they ask for nothing new") {

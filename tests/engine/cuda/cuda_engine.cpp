@@ -21,6 +21,7 @@
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "ferry/gate/gate_bank.hpp"
+#include "inference/batch_decoder.hpp"
 #include "inference/generate.hpp"
 #include "math/expert_kernel.hpp"
 #include "support/bare_runner.hpp"
@@ -920,6 +921,73 @@ TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name
     INFO(call << ": " << why);
     CHECK(!why.empty());
     CHECK((call == "cudaLaunchKernelEx" || why.find(call) != std::string::npos));
+  }
+}
+
+TEST_CASE("CUDA: a device that is lost between two steps does not keep texts from ending - emulated") {
+  emulated::reset({.eager = true});
+  const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+  const auto runner = make_runner(*model, options_for("lru", share(*model, 25)));
+  std::string why;
+  try {
+    BatchDecoder decoder(*model, *runner, {.places = 2, .prefill_chunk = 16});
+    for (const std::uint32_t tokens : {3U, 9U}) {
+      DecodeRequest request;
+      request.tokens = {256, 100, 101};
+      request.ignore_end = true;
+      request.max_new_tokens = tokens;
+      decoder.add(request);
+    }
+    while (!decoder.is_over(0)) decoder.step();
+    emulated::lose_device(cudaErrorLaunchFailure, 0);
+    decoder.release(0);  // and its destructor releases the other
+    decoder.step();
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  INFO(why);
+  CHECK(why.find("cudaErrorLaunchFailure") != std::string::npos);
+}
+
+TEST_CASE("CUDA: slots are not counted where the device could not be made - emulated") {
+  emulated::reset({.eager = true});
+  const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+  const RunnerOptions o = options_for("lru", share(*model, 25));
+  const auto experts = [&] { return model->device_memory()[1].second; };
+  for (const std::string call : {"cudaEventCreateWithFlags", "cudaStreamCreateWithFlags", "cudaEventSynchronize"}) {
+    CAPTURE(call);
+    emulated::fail(call.c_str(), 1, cudaErrorMemoryAllocation);
+    CHECK_THROWS(make_runner(*model, o));
+    CHECK(experts() == 0);
+  }
+  emulated::reset({.eager = true});
+  const auto runner = make_runner(*model, o);
+  CHECK(experts() > 0);
+  CHECK(experts() <= share(*model, 25));
+}
+
+TEST_CASE("CUDA: what is no number stays none where a model clamps, so that damage shows - emulated") {
+  for (const auto& [name, tensor] : {std::pair<const char*, const char*>{"gpt_oss", "gate_up_proj_bias"},
+                                     {"olmoe_clip", "self_attn.v_proj.weight"}}) {
+    const TemporaryFolder damaged;
+    const std::filesystem::path whole = test::golden_file("zoo") / name;
+    std::filesystem::copy_file(whole / "config.json", damaged.path() / "config.json");
+    std::string file = read_file(whole / "model.safetensors");
+    std::uint64_t size = 0;
+    std::memcpy(&size, file.data(), sizeof(size));
+    bool found = false;
+    for (const auto& [key, facts] : Json::parse(file.substr(8, size)).items()) {
+      if (key.find(tensor) == key.npos) continue;
+      const std::uint64_t from = facts["data_offsets"][0], to = facts["data_offsets"][1];
+      std::fill(file.begin() + static_cast<std::ptrdiff_t>(8 + size + from),
+                file.begin() + static_cast<std::ptrdiff_t>(8 + size + to), '\xff');  // NaN in each type of float
+      found = true;
+    }
+    REQUIRE(found);
+    write_file(damaged.path() / "model.safetensors", file);
+    INFO(name << ", " << tensor);
+    emulated::reset({.eager = true});
+    CHECK(run_on_gpu(damaged.path(), "lru", 50).logits.array().isNaN().all());
   }
 }
 

@@ -25,12 +25,23 @@ TEST_CASE("one request an expert, in ascending index, with the assignments that 
   CHECK(memory[2].rows == 2);
   CHECK(memory[1].importance == 0.75F);
   CHECK(memory[2].importance == 0.625F);
-  const std::uint32_t* a = groups.assignments();
+  const View<const std::uint32_t> a = groups.assignments();
+  CHECK(a.size == 5);
   CHECK(a[memory[0].first] == 4);
   CHECK(a[memory[1].first] == 1);
   CHECK(a[memory[1].first + 1] == 2);
   CHECK(a[memory[2].first] == 0);
   CHECK(a[memory[2].first + 1] == 5);
+  // Fewer of them, each chosen once: nothing of the last ones is left.
+  const Route fewer[] = {{2, 0.5F}, {no_expert, 0.0F}, {no_expert, 0.0F}, {1, 0.25F}};
+  out.size = 0;
+  groups.gather<false>(1, {fewer, 4}, out);
+  REQUIRE(groups.assignments().size == 2);
+  CHECK(groups.assignments()[0] == 3);
+  CHECK(groups.assignments()[1] == 0);
+  out.size = 0;
+  groups.gather<false>(1, {fewer + 1, 2}, out);
+  CHECK(groups.assignments().size == 0);
 }
 
 TEST_CASE("unimportance is the smallest share of a row's weights that ranks above the expert") {

@@ -174,6 +174,22 @@ TEST_CASE("a command buffer that is carried out in order counts each copy as lan
   CHECK_THROWS_AS(in_order.report({Ticket{4}}), UsageError);
 }
 
+TEST_CASE("a command buffer serves one pipeline, and no copy of another's counts as landed") {
+  for (const auto progress : {CommandBuffer::Progress::in_order, CommandBuffer::Progress::reported}) {
+    CommandBuffer buffer(progress);
+    buffer.submit(copy(4, 1));
+    if (progress == CommandBuffer::Progress::reported) buffer.report({Ticket{4}});
+    buffer.wait(Ticket{4});
+    buffer.clear();
+    buffer.submit(copy(2, 1));
+    CHECK(buffer.seen().demand_landed == Ticket::none);
+    CHECK(buffer.commands().size == 0);
+    CHECK_THROWS_WITH_AS(buffer.wait(Ticket{2}), doctest::Contains("has served another pipeline"), LinkError);
+    if (progress == CommandBuffer::Progress::reported) buffer.report({Ticket{2}});
+    CHECK(buffer.seen().demand_landed == Ticket::none);
+  }
+}
+
 TEST_CASE("whoever carries out a command buffer's commands has each expert in its slot when it runs") {
   carries_out<stacks::LruCache>(16);
   carries_out<stacks::CrossLayerLru>(20);

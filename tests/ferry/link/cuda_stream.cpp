@@ -545,3 +545,45 @@ TEST_CASE("CUDA link: copies of another pipeline, numbered from anew, stop the l
   CHECK(f.link->seen().demand_landed == Ticket::none);  // or the other's experts would seem to be there
   CHECK_THROWS_WITH_AS(f.link->wait(Ticket{2}), doctest::Contains("has served another pipeline"), LinkError);
 }
+
+TEST_CASE("CUDA link: it serves its own device, whichever is current at a call - emulated") {
+  for (const bool poison : {false, true}) {
+    emulated::Options o = seeded(1);
+    o.devices = 2;
+    emulated::reset(o);
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    {
+      const ModelShape m = model(1, 8, 1, 1, 64);
+      Pinned experts(std::size_t{8} * 64), seen_bytes(64);
+      for (std::size_t i = 0; i < experts.size(); ++i) experts[i] = static_cast<std::byte>(i / 64);
+      Stream compute;
+      CudaSlots slots(
+          one_pool(m, 6 * 64),
+          [&](Variant v) {
+            return View<const std::byte>{experts.data() + v.id.expert * 64U, 64};
+          },
+          CudaSlots::Options{.pinned = true, .poison = poison});
+      CudaStream link(slots, compute, {});
+      REQUIRE(cudaSetDevice(0) == cudaSuccess);
+      for (std::uint64_t t = 2; t < 20; t += 2) {
+        link.submit(copy(t, static_cast<std::uint16_t>(t % 8), 0, Fence{t - 2}));
+        link.wait(Ticket{t});
+        link.fence(Fence{t});
+        int current = -1;
+        CHECK(cudaGetDevice(&current) == cudaSuccess);
+        CHECK(current == 0);
+      }
+      REQUIRE(cudaSetDevice(1) == cudaSuccess);
+      compute.read(seen_bytes, 0, slots.slot(0), 64);
+      compute.synchronize();
+      CHECK(std::to_integer<int>(seen_bytes.data()[0]) == 18 % 8);
+    }
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  }
+}
+
+TEST_CASE("CUDA link: what keeps it from being made is named - emulated") {
+  StreamFixture f;
+  emulated::fail("cudaEventCreateWithFlags", 1, cudaErrorMemoryAllocation);
+  CHECK_THROWS_WITH_AS(CudaStream(*f.slots, *f.compute, {}), doctest::Contains("cudaEventCreateWithFlags"), LinkError);
+}
