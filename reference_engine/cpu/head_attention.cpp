@@ -106,7 +106,10 @@ class HeadAttention final : public CpuAttention {
     }
     const float* const sinks = config_.sinks ? layer.sinks.data() : nullptr;
     kernels_[layer.kernel].second.run(seen(index, rows, caches), q_, mixed_, sinks);
-    if (config_.output_gate) mixed_.array() /= 1.0F + (-gate_.array()).exp();
+    if (config_.output_gate) {
+      change_rows(gate_, [](auto&& row, Eigen::Index) { row = 1.0F + (-row).exp(); });
+      mixed_.array() /= gate_.array();
+    }
     layer.o.times(mixed_, product_, out);
     add_rows(out, layer.o_bias);
   }

@@ -20,10 +20,11 @@ void add_rows(Matrix& x, const Vector& bias) {
 
 void rms_norm(const Matrix& x, const Vector& weight, float epsilon, Matrix& y) {
   resize(y, x.rows(), x.cols());
-  for (Eigen::Index i = 0; i < x.rows(); ++i) {
-    const float scale = 1.0F / std::sqrt(x.row(i).squaredNorm() / static_cast<float>(x.cols()) + epsilon);
-    y.row(i) = x.row(i).cwiseProduct(weight.transpose()) * scale;
-  }
+  y = x;
+  change_rows(y, [&](auto&& row, Eigen::Index) {
+    const float scale = 1.0F / std::sqrt(row.matrix().squaredNorm() / static_cast<float>(row.size()) + epsilon);
+    row = row * weight.transpose().array() * scale;
+  });
 }
 
 void rms_norm(float* x, std::uint32_t size, const Vector& weight, float epsilon) {
@@ -35,26 +36,27 @@ void rms_norm(float* x, std::uint32_t size, const Vector& weight, float epsilon)
 
 void layer_norm(const Matrix& x, const Vector& weight, const Vector& bias, float epsilon, Matrix& y) {
   resize(y, x.rows(), x.cols());
-  for (Eigen::Index i = 0; i < x.rows(); ++i) {
-    y.row(i) = x.row(i).array() - x.row(i).mean();
-    const float scale = 1.0F / std::sqrt(y.row(i).squaredNorm() / static_cast<float>(x.cols()) + epsilon);
-    y.row(i) = y.row(i).cwiseProduct(weight.transpose()) * scale + bias.transpose();
-  }
+  y = x;
+  change_rows(y, [&](auto&& row, Eigen::Index) {
+    row -= row.mean();
+    const float scale = 1.0F / std::sqrt(row.matrix().squaredNorm() / static_cast<float>(row.size()) + epsilon);
+    row = row * weight.transpose().array() * scale + bias.transpose().array();
+  });
 }
 
 void softmax_rows(Matrix& x) {
-  for (Eigen::Index i = 0; i < x.rows(); ++i) {
-    x.row(i) = (x.row(i).array() - x.row(i).maxCoeff()).exp();
-    x.row(i) /= x.row(i).sum();
-  }
+  change_rows(x, [](auto&& row, Eigen::Index) {
+    row = (row - row.maxCoeff()).exp();
+    row /= row.sum();
+  });
 }
 
 void swiglu(Matrix& gate, const Matrix& up) {
-  gate.array() = gate.array() / (1.0F + (-gate.array()).exp()) * up.array();
+  change_rows(gate, [&](auto&& row, Eigen::Index i) { row = row / (1.0F + (-row).exp()) * up.row(i).array(); });
 }
 
 void geglu(Matrix& gate, const Matrix& up) {
-  gate.array() = gelu(gate.array()) * up.array();
+  change_rows(gate, [&](auto&& row, Eigen::Index i) { row = gelu(row) * up.row(i).array(); });
 }
 
 }  // namespace ferry::engine

@@ -9,6 +9,24 @@
 
 namespace ferry::engine {
 
+/// Calls `change(row, i)` for each row of `x` as an array. Eigen rounds by where a row lies and by what is left of it behind
+/// whole vectors, and neither the place of a row nor its company may matter: unless all rows lie alike, each is changed in
+/// memory of its own.
+template <class Change>
+void change_rows(Matrix& x, const Change& change) {
+  constexpr Eigen::Index longest_vector = 16;
+  if (x.cols() % longest_vector == 0) {
+    for (Eigen::Index i = 0; i < x.rows(); ++i) change(x.row(i).array(), i);
+    return;
+  }
+  Eigen::Array<float, 1, Eigen::Dynamic> row;
+  for (Eigen::Index i = 0; i < x.rows(); ++i) {
+    row = x.row(i).array();
+    change(row, i);
+    x.row(i) = row.matrix();
+  }
+}
+
 /// y = x W^T. x: [rows, in], weight: [out, in], y: [rows, out].
 /// Few rows are computed one by one, so that a token's result does not depend on who else is in its batch.
 void linear(const MatrixRef& x, const MatrixRef& weight, Matrix& y);
