@@ -124,6 +124,7 @@ Json made_with(const CalibrateArguments& a, const char* what, const char* criter
   } else {
     json["traces"] = file_names(a.traces);
   }
+  json["costs"] = a.traces.empty() && read_machine(a.machine).stated ? "stated" : "effective";
   if (!a.as_shape.empty()) json["as_shape"] = a.as_shape;
   if (is_stack_file(a.stack)) {
     json["stack_file"] = a.flags.named(a.stack).label;
@@ -604,6 +605,12 @@ int gates(const CalibrateArguments& a) {
     const ModelConfig& c = model.config();
     if (c.moe_layer_count() < 2)
       throw InputError(fmt::format("--model {}: one layer has none behind it to predict", a.model.model));
+    if (!model.plain_gates()) {
+      throw InputError(fmt::format(
+          "--model {}: its experts are not chosen by the softmax of a matrix alone (biases, groups, sigmoids), which is "
+          "all that trained gates can be; without --gates, predictions follow its own rule",
+          a.model.model));
+    }
     GateSamples samples;
     {
       std::uint64_t all = 0, done = 0;

@@ -78,7 +78,7 @@ Json evaluated_json(const Evaluated& e) {
 /// A block for each text, and one over all texts, with a column for each stack.
 /// `unit`: "byte", or "token" if the bytes of tokens are unknown.
 std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::string>& names, Phase phase,
-                       const std::string& unit, const ExpertLayout& layout, std::size_t columns) {
+                       const std::string& unit, const ModelShape& shape, std::size_t columns) {
   auto percent = [](std::uint64_t part, std::uint64_t whole) {
     return whole == 0 ? std::string("-")
                       : fmt::format("{:.1f}%", 100 * static_cast<double>(part) / static_cast<double>(whole));
@@ -91,7 +91,8 @@ std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::
     const Outcomes& o = e.phase[static_cast<unsigned>(phase)];
     std::uint64_t copies = 0, low_copies = 0, low = 0;
     for (std::uint32_t p = 1; p < precision_count; ++p) {
-      const std::uint64_t n = e.bytes_by_precision[p] / layout.bytes(static_cast<Precision>(p));
+      const std::uint64_t each = mean_expert_bytes(shape, static_cast<Precision>(p));
+      const std::uint64_t n = each == 0 ? 0 : (e.bytes_by_precision[p] + each / 2) / each;
       copies += n;
       if (static_cast<Precision>(p) == Precision::full) continue;
       low_copies += n;
@@ -259,7 +260,8 @@ int eval(const EvalArguments& a) {
   run(*model, texts, options, resident, stacks);
 
   const std::string unit = a.texts.empty() ? "token" : "byte";
-  print(eval_table(stacks, read.names, options.phase, unit, model->store().layout(), terminal_columns()));
+  print(eval_table(stacks, read.names, options.phase, unit, model_shape(model->config(), model->store(), 1),
+                   terminal_columns()));
   print(a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last text only as far as it was run\n");
   Json all = Json::array();

@@ -83,7 +83,7 @@ class Runs {
     if (!machine_ || throttle_ != 0) return;
     std::fprintf(stderr, "measuring this processor to imitate %s...\n", printable(machine_->name).c_str());
     const double layer_s = measure_decode_layer_s(*model_);
-    throttle_ = throttle_bytes_per_s(*machine_, model_->store().layout().bytes(), layer_s);
+    throttle_ = throttle_bytes_per_s(*machine_, mean_expert_bytes(shape_, Precision::full), layer_s);
     std::fprintf(stderr,
                  "a decode layer takes %.1f us here; one expert crosses in %.2f of that on %s (%s), so "
                  "the link is "
@@ -141,7 +141,7 @@ class Runs {
     facts.machine = machine_ ? machine_->name : "";
     facts.budget_asked_bytes = budget_;
     facts.all_expert_bytes = shape_.all_bytes();
-    facts.expert_bytes = model_->store().layout().bytes();
+    facts.expert_bytes = mean_expert_bytes(shape_, Precision::full);
     facts.dense_bytes = model_->dense_bytes();
     facts.clock = a_.clock;
     facts.device = model_->device();

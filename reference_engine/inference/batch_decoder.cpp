@@ -30,6 +30,7 @@ struct BatchDecoder::Place {
   AnswerStream shown;
   Decoded made;
   std::uint32_t position = 0;              ///< of the next token to run
+  std::uint32_t furthest = 0;              ///< of those that earlier texts had run, which left their rest in the cache
   std::uint32_t next = 0;                  ///< that token, once the prompt is over
   std::uint32_t limit = 0, positions = 0;  ///< tokens to generate; positions that the cache has room for
   Ended at_limit = Ended::max_new_tokens;  ///< why the text ends at the limit
@@ -102,10 +103,12 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
   const auto& layers = model_.config().layer;
   const bool forgets = std::any_of(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.linear; });
   if (forgets && kept < run.size()) kept = 0;
-  if (begins_anew || !caches_[place].room.can_return(run.size(), kept)) kept = 0;
+  const std::uint32_t furthest = std::max(before->furthest, before->position);
+  if (begins_anew || !caches_[place].room.can_return(furthest, kept)) kept = 0;
   if (!begins_anew) p->positions = before->positions;
   if (kept == 0) runner_.end_sequence(place);
   p->position = static_cast<std::uint32_t>(kept);
+  p->furthest = kept == 0 ? 0 : furthest;
   places_[place] = std::move(p);
   return static_cast<std::uint32_t>(kept);
 }

@@ -32,8 +32,8 @@ struct CacheRoom {
   std::uint32_t back = 0;
 
   [[nodiscard]] std::uint32_t of(const LayerConfig& layer) const { return layer.reach() > 0 ? recent : positions; }
-  /// Whether a sequence of which `run` tokens have been run may go on behind its first `kept`: no layer has dropped what that
-  /// needs.
+  /// Whether a sequence may go on behind its first `kept` tokens: no layer has dropped what that needs. `run`: how many tokens
+  /// have been run at most since the cache was empty, also if the sequence has gone back since then.
   [[nodiscard]] bool can_return(std::size_t run, std::size_t kept) const {
     return run <= recent || run - kept <= back || kept == 0;
   }
@@ -140,6 +140,10 @@ class Model {
   }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
   virtual void add_precisions(PrecisionSet set);
+  /// Whether the scores of its gates are the softmax of what their matrices give, and nothing else.
+  [[nodiscard]] bool plain_gates() const {
+    return config_.gate.gating == Gating::softmax && !separate_scores() && gate_biases_.size() == 0;
+  }
   /// Of the weights that every token needs, as the checkpoint stores them.
   [[nodiscard]] std::uint64_t dense_bytes() const { return dense_bytes_; }
   /// What one of them takes, on average.
@@ -190,10 +194,6 @@ class Model {
   void set_notes(std::vector<std::string> notes) { notes_ = std::move(notes); }
   /// [layers, experts] each: added to what gates compute, and to what experts are chosen by; empty where there are none.
   [[nodiscard]] const Matrix& choice_biases() const { return choice_biases_; }
-  /// Whether the scores of its gates are the softmax of what their matrices give, and nothing else.
-  [[nodiscard]] bool plain_gates() const {
-    return config_.gate.gating == Gating::softmax && !separate_scores() && gate_biases_.size() == 0;
-  }
   /// The scores of a layer with experts: `weight` [rows, experts] has what its gate's matrix gives, and gets weights; `select`
   /// gets what experts are chosen by, if that is something else.
   void apply_gate_rule(std::uint32_t moe_layer, Matrix& select, Matrix& weight) const;

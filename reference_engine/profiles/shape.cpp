@@ -69,6 +69,16 @@ LayerWork layer_work(std::uint64_t hidden, std::uint64_t experts, std::uint64_t 
   return {bytes_of(dense, dense_bits), 2 * dense, 6 * hidden * expert_width, hidden * sizeof(float)};
 }
 
+std::uint64_t mean_expert_bytes(const ModelShape& model, Precision precision) {
+  std::uint64_t sum = 0;
+  for (std::uint32_t l = 0; l < model.layers; ++l) {
+    const std::uint64_t bytes = model.bytes(l, precision);
+    if (bytes == 0) return 0;
+    sum += bytes * model.experts_of(l);
+  }
+  return sum / model.all_experts();
+}
+
 ExpertBytes expert_bytes(std::uint64_t hidden, std::uint64_t expert_width, double bits) {
   ExpertBytes bytes{};
   const std::uint64_t full = bytes_of(3 * hidden * expert_width, bits);

@@ -33,6 +33,9 @@ ModelFacts read_shape(const std::string& name_or_path, std::optional<double> bit
 LayerWork layer_work(std::uint64_t hidden, std::uint64_t experts, std::uint64_t attention_weights,
                      std::uint64_t shared_width, std::uint64_t expert_width, double dense_bits);
 
+/// Bytes of one expert at a precision: the mean over all experts, where layers differ; 0: not stored at it everywhere.
+std::uint64_t mean_expert_bytes(const ModelShape& model, Precision precision);
+
 /// Bytes of one expert by precision: the model's own at `bits` a weight, and those below it as ferry stores them.
 ExpertBytes expert_bytes(std::uint64_t hidden, std::uint64_t expert_width, double bits);
 

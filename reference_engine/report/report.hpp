@@ -38,7 +38,7 @@ struct RunReport {
   std::string stack_file;                                  ///< the label of a stack file, or empty
   Json parameters = Json::object();                        ///< those that were given, and that the stack takes
   std::uint64_t budget_asked_bytes = 0, budget_bytes = 0;  ///< what the user gave; what the slots take
-  std::uint64_t all_expert_bytes = 0, expert_bytes = 0, dense_bytes = 0;
+  std::uint64_t all_expert_bytes = 0, expert_bytes = 0, dense_bytes = 0;  ///< of all, of the mean one, beside them
   std::uint32_t batch = 1;
   bool rounded = false;  ///< Model::rounds
   std::uint16_t layers = 0;

@@ -115,7 +115,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
   facts.layers = model.layers;
   facts.budget_asked_bytes = options.budget_bytes;
   facts.all_expert_bytes = model.all_bytes();
-  facts.expert_bytes = model.bytes(0, Precision::full);
+  facts.expert_bytes = mean_expert_bytes(model, Precision::full);
   for (std::uint32_t l = 0; l < model.layers; ++l) facts.dense_bytes += costs.work_of(l).dense_bytes;
   facts.throttle_bytes_per_s = costs.link_bytes_per_s;
   facts.prefetch_chunk_bytes = costs.prefetch_chunk_bytes;

@@ -493,6 +493,9 @@ TEST_CASE("what cannot be calibrated is refused in one line") {
       {"calibrate skipping --stack ferry-lossy --max-loss 2" + text + out, "--max-loss: expected --loss here"},
       {"calibrate skipping --stack ferry-lossy --loss 0" + text + out, "--loss: expected more than 0"},
       {"calibrate gates --text " + at + "/text --out " + at + "/out.json", "tokens are too few to train gates on"},
+      {"calibrate gates --model '" + golden_file("zoo/deepseek_v3").string() + "' --text " + at + "/text --out " + at +
+           "/out.json",
+       "not chosen by the softmax of a matrix alone"},
       {"run --model tiny-mixtral --gates " + at + "/text", at + "/text"},
       {"calibrate transient-prefill --stack importance-driven" + text + out,
        "ferry trace record --stack importance+pre"},

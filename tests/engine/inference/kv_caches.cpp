@@ -148,6 +148,16 @@ TEST_CASE("caches of recent positions: a text goes back as far as they remember,
   REQUIRE(got.size() == expected.size());
   for (std::size_t i = 0; i < got.size(); ++i)
     CHECK(std::abs(got[i] - expected[i]) < 1e-5F);  // the prompt was run in other steps
+  // What a text of long ago has overwritten is not there again because the last one was short.
+  BatchDecoder again(model, *runner, {1, 64, false});
+  again.add(request(1500, 1500));
+  finish(again);
+  CHECK(again.add_behind(0, request(1010, 1000)) == 1000);
+  CHECK(finish(again) == anew(request(1010, 1000)));
+  CHECK(again.add_behind(0, request(510, 500)) == 0);
+  CHECK(finish(again) == anew(request(510, 500)));
+  CHECK(again.add_behind(0, request(400, 300)) == 300);  // all of it is still there
+  CHECK(finish(again) == anew(request(400, 300)));
 }
 
 TEST_CASE("caches of recent positions: a step larger than they were made for is refused, not computed wrong") {

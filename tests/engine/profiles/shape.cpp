@@ -87,3 +87,17 @@ TEST_CASE("a shape of the user's own is read by path, and a damaged one names th
   write_file(folder.path() / "cut.json", tiny_shape().dump().substr(0, 50));
   CHECK(says(refusal("cut.json", [&] { read_shape((folder.path() / "cut.json").string()); }), {"parse error"}));
 }
+
+TEST_CASE("where layers differ, the mean expert is that of all experts") {
+  ModelShape m;
+  m.layers = 2;
+  m.experts = 3;
+  m.layer_experts = {3, 1};
+  m.expert_bytes = {{0, 10, 0, 0, 100}, {0, 0, 0, 0, 200}};
+  CHECK(mean_expert_bytes(m, Precision::full) == 125);
+  CHECK(mean_expert_bytes(m, Precision::int2) == 0);
+  m.layer_experts.clear();
+  m.expert_bytes = {{0, 10, 0, 0, 100}};
+  CHECK(mean_expert_bytes(m, Precision::full) == 100);
+  CHECK(mean_expert_bytes(m, Precision::int2) == 10);
+}
