@@ -21,9 +21,9 @@ def main():
         raise SystemExit("usage: plot_sweep.py RESULTS.jsonl PICTURE.png (or .svg, .pdf)")
     with open(sys.argv[1], encoding="utf-8") as file:
         runs = [json.loads(line) for line in file]
-    runs = [run for run in runs if "decode" in run]  # what was refused has none
+    runs = [run for run in runs if "decode" in run and run["decode"]["tpot_s"] > 0]  # not refused, and not prompts alone
     if not runs:
-        raise SystemExit(f"plot_sweep.py: {sys.argv[1]}: no run is in there that was not refused")
+        raise SystemExit(f"plot_sweep.py: {sys.argv[1]}: no run is in there that decoded a token")
     lines = {}
     for run in runs:
         lines.setdefault(run["stack"], []).append((run["budget_asked_percent"], 1 / run["decode"]["tpot_s"]))
@@ -32,7 +32,8 @@ def main():
     for at, stack in enumerate(order):
         budget, speed = zip(*sorted(lines[stack]))
         axes.plot(budget, speed, "o-", color=COLORS[at % len(COLORS)], linewidth=2, label=stack)
-    axes.axhline(1 / runs[0]["bounds"]["all_resident_tpot_s"], color="#444444", linestyle=":", label="everything on the device")
+    if (resident := runs[0]["bounds"]["all_resident_tpot_s"]) > 0:  # 0: the sweep made no bounds
+        axes.axhline(1 / resident, color="#444444", linestyle=":", label="everything on the device")
     axes.set(xlabel="experts on the device, % of all", ylabel="tokens a second", ylim=(0, None))
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1])

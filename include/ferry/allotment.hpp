@@ -296,9 +296,9 @@ inline Allotment one_pool(const ModelShape& model, Budget budget, PrecisionSet s
 /// that come off the budget first, layers of unequal expert sizes (dealt by bytes).
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
 ///
-/// `room_for_prefetch`: how many slots of the largest size the deep layers together have at least, taken from the shallow
-/// ones. A layer without slots has nowhere to prefetch to; the paper keeps prefetched experts beside its cache. Where the
-/// deep layers then get fewer than top-k slots each (or than `room_for_prefetch`, if that is less), they share one pool.
+/// `room_for_prefetch`: so many slots of the largest size, or all that they can hold, are the deep layers' first. Without slots
+/// a layer has nowhere to prefetch to; the paper keeps prefetched experts beside its cache. Where the deep layers then get
+/// fewer than top-k slots each (or than `room_for_prefetch`, if that is less), they share one pool.
 inline Allotment shallow_favouring(const ModelShape& model, Budget budget, std::uint32_t shallow,
                                    PrecisionSet set = Precision::full, std::uint32_t room_for_prefetch = 0) {
   if (shallow > model.layers) {
@@ -314,9 +314,9 @@ inline Allotment shallow_favouring(const ModelShape& model, Budget budget, std::
   }
   for (const Pool& pool : a.pools) a.stream_slot_bytes = std::max(a.stream_slot_bytes, pool.slot_bytes);
   a.stream_slots = budget.stream_slots;
-  std::uint64_t left = part::beside_stream(model, budget, a.stream_slot_bytes);
-  const std::uint64_t room =
-      shallow < model.layers ? std::min(left, room_for_prefetch * a.stream_slot_bytes) : std::uint64_t{0};
+  std::uint64_t left = part::beside_stream(model, budget, a.stream_slot_bytes), most_deep = 0;
+  for (std::size_t l = shallow; l < a.pools.size(); ++l) most_deep += whole[l] * a.pools[l].slot_bytes;
+  const std::uint64_t room = std::min({left, most_deep, room_for_prefetch * a.stream_slot_bytes});
   left -= room;
   bool full = true;
   for (std::uint32_t l = 0; l < shallow; ++l) {

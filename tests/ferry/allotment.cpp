@@ -108,6 +108,12 @@ TEST_CASE("shallow-favouring leaves the deep layers room to prefetch to") {
   pools = room(3);
   CHECK(pools[0].slots == 0);
   CHECK(pools[2].slots == 3);
+  // no more room than the deep layers have experts for
+  ModelShape small_last = model(2, 8, 2);
+  small_last.layer_experts = {8, 2};
+  pools = shallow_favouring(small_last, 8 * 64, 1, Precision::full, 8).pools;
+  CHECK(pools[0].slots == 4);
+  CHECK(pools[1].slots == 2);
   // all layers are shallow, so no room is left for others
   CHECK(shallow_favouring(m, 12 * 64, 5, Precision::full, 4).pools[0].slots == 8);
 }
@@ -125,6 +131,7 @@ TEST_CASE("shallow-favouring never takes more than the budget, nor leaves room f
     const std::uint32_t prefetch = random.chance(50) ? 0 : random.below(12);
     const Allotment a = shallow_favouring(m, budget, shallow, Precision::full, prefetch);
     CHECK(a.bytes() <= budget);
+    for (const Pool& p : a.pools) CHECK(p.slots <= 8U * p.layers);
     if (a.stream_slots == 0 || prefetch > 0) continue;
     bool room = false;  // in the first layer that is not full
     for (const Pool& p : a.pools) {
