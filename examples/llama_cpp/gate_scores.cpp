@@ -16,8 +16,9 @@ using Layers = std::vector<WatchedLayer>;
 GateRule rule_of(const Layers& layers, const Session& session) {
   GateRule rule;
   rule.gating = layers[0].gating;
+  rule.by_logit = layers[0].by_logit;
   for (const WatchedLayer& l : layers) {
-    if (l.gating == rule.gating && l.grouped == layers[0].grouped) continue;
+    if (l.gating == rule.gating && l.grouped == layers[0].grouped && l.by_logit == rule.by_logit) continue;
     throw InputError(
         fmt::format("layer {}: its gate has another rule than that of layer {}", l.number, layers[0].number));
   }

@@ -71,8 +71,12 @@ bool GateWatcher::callback(ggml_tensor* tensor, bool ask, void* watcher) {
   return ask ? self.awaited_ == tensor : !self.failed_;
 }
 
-void GateWatcher::end_step() {
+void GateWatcher::check() {
   if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
+}
+
+void GateWatcher::end_step() {
+  check();
   if (layers_.empty()) throw std::runtime_error("no layer of this model chooses experts: expected an MoE model");
   for (WatchedLayer& l : layers_) {
     if (l.matrices.empty() || l.top_k == 0) refuse(l.number, "its experts were not found in llama.cpp's graph");
@@ -126,7 +130,11 @@ void GateWatcher::learn(const ggml_tensor& t, const std::string& what, WatchedLa
     l.choice_bias = t.src[1];
   }
   if (what == "probs_masked") l.grouped = true;
-  if (what == "topk") l.top_k = static_cast<std::uint32_t>(t.ne[0]);
+  if (what == "topk") {  // a part of an argsort
+    l.top_k = static_cast<std::uint32_t>(t.ne[0]);
+    const ggml_tensor* by = t.src[0] == nullptr ? nullptr : t.src[0]->src[0];
+    l.by_logit = l.gating == Gating::sigmoid && by != nullptr && by->op == GGML_OP_MUL_MAT;
+  }
   if (what == "weights_norm" || what == "weights_softmax") l.renormalise = Renormalise::yes;
   if (what == "weights_scaled") std::memcpy(&l.scale, t.op_params, sizeof(l.scale));
   if (t.op == GGML_OP_MUL_MAT_ID) l.matrices.push_back(t.src[0]);

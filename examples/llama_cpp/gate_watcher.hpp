@@ -19,7 +19,7 @@ struct WatchedLayer {
   int number = 0;  ///< llama.cpp's, which counts dense layers too
   std::uint32_t experts = 0, top_k = 0;
   Gating gating = Gating::softmax;
-  bool grouped = false;
+  bool grouped = false, by_logit = false;
   Renormalise renormalise = Renormalise::no;
   float scale = 1.0F;
   const ggml_tensor* gate = nullptr;         ///< [experts, hidden]
@@ -63,8 +63,9 @@ class GateWatcher {
   /// Of the last forward pass, by layer.
   [[nodiscard]] const std::vector<GateRows>& rows() const { return rows_; }
 
-  /// To be called after a forward pass. Throws what went wrong in it, since exceptions cannot pass through llama.cpp's frames,
-  /// and std::runtime_error for gates that are not understood.
+  /// Throws what went wrong in a forward pass, since exceptions cannot pass through llama.cpp's frames.
+  void check();
+  /// To be called after one that did not fail. The same, and std::runtime_error for gates that are not understood.
   void end_step();
 
  private:

@@ -152,8 +152,9 @@ void Session::forward(std::span<const llama_token> tokens, const PassedStep& ste
   for (const std::uint32_t row : step.outputs) batch.logits[row] = 1;
   const std::int32_t failed = llama_decode(context_.get(), batch);
   llama_batch_free(batch);
-  if (watcher_ != nullptr) watcher_->end_step();
+  if (watcher_ != nullptr) watcher_->check();
   if (failed != 0) refuse(options_.model, fmt::format("does not compute it, llama_decode gives {}", failed));
+  if (watcher_ != nullptr) watcher_->end_step();
   position_ += static_cast<llama_pos>(tokens.size());
 }
 

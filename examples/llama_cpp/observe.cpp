@@ -86,6 +86,7 @@ int observe(const Arguments& a) {
   std::vector<std::unique_ptr<LiveStack>> stacks;
   std::uint64_t tokens = 0;
   std::string text;
+  session.warm_up();  // its one token passes every layer; of a long prompt's first rows the last layer sees none
   session.generate(
       nullptr,
       [&](const PassedStep& step) {

@@ -34,10 +34,10 @@ PageLink::Entry* PageLink::Queue::find(Ticket ticket) noexcept {
   return at == entries.end() || at->copy.ticket != ticket ? nullptr : &*at;
 }
 
-/// The first that has not begun, if it may begin now.
-PageLink::Entry* PageLink::Queue::next(Fence reached) noexcept {
+/// The first that has not begun.
+PageLink::Entry* PageLink::Queue::first_queued() noexcept {
   for (Entry& e : entries) {
-    if (e.state == State::queued) return e.copy.after <= reached ? &e : nullptr;
+    if (e.state == State::queued) return &e;
   }
   return nullptr;
 }
@@ -47,11 +47,16 @@ void PageLink::Queue::retire() noexcept {
     landed = entries.front().copy.ticket;
 }
 
-/// Demand goes first; a demand copy that cannot begin yet holds prefetches back, too.
+/// The next copy, if it may begin now. Demand goes first; a demand copy that cannot begin yet holds prefetches back, too. Copies
+/// into one slot land in their order, and what one of them sends away is not brought in before it is gone.
 PageLink::Entry* PageLink::next() noexcept {
-  const bool queued = std::any_of(demand_.entries.begin(), demand_.entries.end(),
-                                  [](const Entry& e) { return e.state == State::queued; });
-  return queued ? demand_.next(reached_) : prefetch_.next(reached_);
+  Entry* e = demand_.first_queued();
+  if (e == nullptr) e = prefetch_.first_queued();
+  if (e == nullptr || e->copy.after > reached_) return nullptr;
+  const bool collides = std::any_of(under_way_.begin(), under_way_.end(), [&](const UnderWay& other) {
+    return other.slot == e->copy.slot || other.leaves == e->copy.what.id;
+  });
+  return collides ? nullptr : e;
 }
 
 void PageLink::submit(const Copy& copy) noexcept {
@@ -126,16 +131,18 @@ void PageLink::work() {
     const Copy copy = entry->copy;
     const bool reads = entry->reads;
     const std::optional<ExpertId> old = take_slot(copy);
+    under_way_.push_back({copy.slot, old});
     lock.unlock();
     if (reads) pages_.request(copy.what.id);
     if (old) pages_.release(*old);  // while the disk works
     if (reads) pages_.map(copy.what.id);
     lock.lock();
+    std::erase_if(under_way_, [&](const UnderWay& one) { return one.slot == copy.slot; });
     Queue& queue = queue_of(copy.ticket);
     queue.find(copy.ticket)->state = State::over;
     queue.retire();
     landed_.notify_all();
-    wake_.notify_one();  // another thread may have missed a wake-up while this one worked
+    wake_.notify_all();  // others may have missed a wake-up, or wait for this slot
   }
 }
 

@@ -55,8 +55,13 @@ class PageLink {
     std::deque<Entry> entries;
     Ticket last = Ticket::none, landed = Ticket::none;
     Entry* find(Ticket ticket) noexcept;
-    Entry* next(Fence reached) noexcept;
+    Entry* first_queued() noexcept;
     void retire() noexcept;
+  };
+  /// A copy that a thread carries out.
+  struct UnderWay {
+    std::uint32_t slot = 0;
+    std::optional<ExpertId> leaves;  ///< whose pages it lets go of
   };
 
   Queue& queue_of(Ticket ticket) noexcept { return is_prefetch(ticket) ? prefetch_ : demand_; }
@@ -70,6 +75,7 @@ class PageLink {
   std::mutex mutex_;
   std::condition_variable wake_, landed_;
   Queue demand_, prefetch_;
+  std::vector<UnderWay> under_way_;
   Fence reached_ = Fence::none;
   bool computed_ = false, stop_ = false;
   std::vector<std::optional<ExpertId>> held_;       ///< by slot

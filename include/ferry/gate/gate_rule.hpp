@@ -36,8 +36,8 @@ struct GateRule {
   std::uint16_t kept_groups = 1;    ///< how many of them, the best ones, a row chooses from
   std::uint16_t group_votes = 1;  ///< a group is as good as the sum of its best 1 or 2 experts; never more than it has
   float mixer_epsilon = 0;        ///< of a sparse mixer: experts within twice this share of the best one count
-  bool by_logit =
-      false;  ///< of a sigmoid: experts are chosen by logits, since it does not tell high ones apart (Llama 4)
+  /// Of a sigmoid: experts are chosen by logits, since it does not tell high ones apart (Llama 4). There is no bias then.
+  bool by_logit = false;
 
   /// Whether `Scores::select` is another array than `Scores::weight`: elsewhere they may be one.
   FERRY_HD bool separate(bool biased) const noexcept {
