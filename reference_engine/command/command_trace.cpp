@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
@@ -31,6 +32,7 @@ struct TraceArguments {
   RecordOptions record;
   SyntheticOptions synthetic;
   std::vector<double> recall, top_1;
+  std::optional<std::uint32_t> prompt;
   bool no_partial = false;
 };
 
@@ -61,6 +63,7 @@ int record(const TraceArguments& a) {
                           reference, shape);
   const auto runner = make_runner(model, o);
   RecordOptions r = a.record;
+  r.prompt = a.prompt.value_or(std::clamp(r.window / 4, 1U, r.prompt));
   ProgressLine line("windows");
   r.progress = [&line](std::uint64_t done, std::uint64_t total) {
     line.show(done, total);
@@ -175,8 +178,10 @@ void add_record(CLI::App* c, TraceArguments& a) {
   add_named(c, "--out", a.out, "FILE", "the trace (safetensors)")->required();
   add_count(c, "--ahead", a.record.ahead, 0, 4, "layers ahead to predict from each gate input");
   add_count(c, "--window", a.record.window, 2, 1 << 20, "tokens of a sequence; the text is cut into such");
-  add_count(c, "--prompt-tokens", a.record.prompt, 1, 1 << 20,
-            "of those, how many are prompt; the rest runs token by token");
+  c->add_option("--prompt-tokens", a.prompt,
+                "of those, how many are prompt; the rest runs token by token (default: a fourth, 64 at most)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20));
   c->add_option("--tokens", a.record.tokens, "stop after about so many")->type_name("N")->check(CLI::Range(1U, ~0U));
   add_named(c, "--stack", a.stack, "NAME|FILE",
             "run under this stack; importance+pre also gives the scores of partial hidden states")

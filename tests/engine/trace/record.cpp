@@ -129,6 +129,20 @@ TEST_CASE("where gates read something else than experts, what is recorded as pre
   CHECK(worst < 1e-5F);
 }
 
+TEST_CASE("a short window is a fourth prompt, unless something else is said") {
+  const TemporaryFolder folder;
+  const std::string out = (folder.path() / "out.safetensors").string();
+  write_file(folder.path() / "text", std::string(31, 'a'));
+  const std::string command = "trace record --model tiny-mixtral --window 32 --text '" +
+                              (folder.path() / "text").string() + "' --out '" + out + "'";
+  for (const auto& [more, prompt] : {std::pair<std::string, std::ptrdiff_t>{"", 8}, {" --prompt-tokens 32", 32}}) {
+    REQUIRE(ferry_command(command + more).status == 0);
+    const TraceFile file{std::filesystem::path(out)};
+    REQUIRE(file.trace.tokens == 32);
+    CHECK(std::count(file.trace.phase.begin(), file.trace.phase.end(), 0) == prompt);
+  }
+}
+
 TEST_CASE("an output that cannot be is refused before the work") {
   const TemporaryFolder folder;
   const std::string text = (folder.path() / "text").string();
