@@ -56,7 +56,7 @@ LiveStack::LiveStack(const std::string& stack, const TraceFile& model, const Liv
   facts_.layers = model_.layers;
   facts_.budget_asked_bytes = options.budget_bytes;
   facts_.all_expert_bytes = model_.all_bytes();
-  facts_.expert_bytes = model_.bytes(0, Precision::full);
+  facts_.expert_bytes = engine::mean_expert_bytes(model_, Precision::full);
   for (std::uint32_t l = 0; l < model_.layers; ++l) facts_.dense_bytes += costs_.work_of(l).dense_bytes;
   facts_.throttle_bytes_per_s = costs_.link_bytes_per_s;
   SimulatedFacts& simulated = facts_.simulated.emplace();
@@ -84,13 +84,14 @@ void LiveStack::pass(const Trace& step) {
   }
 }
 
-RunReport LiveStack::report() const {
+RunReport LiveStack::report(bool finished) const {
   Simulated s;
   s.counters = pipe_->counters();
   for (const Phase p : {Phase::prefill, Phase::decode}) s.phase[static_cast<unsigned>(p)] = clock(p);
-  s.groups = 1;
+  s.prefilled = finished || clock(Phase::decode).steps > 0 ? 1 : 0;
+  s.prefill = clock(Phase::prefill).total;
   s.arena_bytes = stack_.config->settings().allotment.bytes();
-  s.finished = true;
+  s.finished = finished;
   for (std::uint16_t d = 1; d <= pipe_->look_ahead_depth(); ++d) {
     auto& layers = s.accuracy.emplace_back();
     for (std::uint16_t l = 0; l < model_.layers; ++l) layers.push_back(pipe_->prediction_accuracy(d, l));

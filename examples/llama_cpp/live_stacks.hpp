@@ -34,7 +34,8 @@ class LiveStack {
   [[nodiscard]] const std::string& name() const { return facts_.stack; }
   [[nodiscard]] const Counters& counters() const { return pipe_->counters(); }
   [[nodiscard]] const PhaseClock& clock(Phase p) const { return passed_[static_cast<unsigned>(p)]; }
-  [[nodiscard]] engine::RunReport report() const;
+  /// `finished`: nobody has stopped the text.
+  [[nodiscard]] engine::RunReport report(bool finished) const;
 
  private:
   engine::RunReport facts_;

@@ -114,7 +114,7 @@ int observe(const Arguments& a) {
   std::vector<engine::RunReport> reports;
   Json all = Json::array();
   for (const auto& s : stacks) {
-    reports.push_back(s->report());
+    reports.push_back(s->report(!stop));
     all.push_back(to_json(reports.back()));
   }
   engine::print(engine::to_table(reports, engine::terminal_columns()));
