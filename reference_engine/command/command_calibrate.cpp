@@ -606,10 +606,11 @@ int gates(const CalibrateArguments& a) {
     if (c.moe_layer_count() < 2)
       throw InputError(fmt::format("--model {}: one layer has none behind it to predict", a.model.model));
     if (!model.plain_gates()) {
-      throw InputError(fmt::format(
-          "--model {}: its experts are not chosen by the softmax of a matrix alone (biases, groups, sigmoids), which is "
-          "all that trained gates can be; without --gates, predictions follow its own rule",
-          a.model.model));
+      throw InputError(
+          fmt::format("--model {}: its experts are not chosen by the softmax of a matrix alone (biases, groups, "
+                      "sigmoids), which is "
+                      "all that trained gates can be; without --gates, predictions follow its own rule",
+                      a.model.model));
     }
     GateSamples samples;
     {
