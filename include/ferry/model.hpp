@@ -235,13 +235,13 @@ struct Task {
 
 /// Who runs, where, at which precision. Valid until the next `plan`; a plan never changes once given.
 struct Plan {
-  View<const Route> routes;               ///< [rows, k], final, best first
+  View<const Route> routes;  ///< [rows, k], final, best first
   /// By task (first, rows); each is row * k + rank, an index into `routes`. Routes to `no_expert` have none; no task names
   /// those of experts that the precision leaves out.
   View<const std::uint32_t> assignments;
-  View<const Task> resident;              ///< can run at once, as one group
-  View<const Task> arriving;              ///< run one by one in this order: wait(ready), compute, done
-  View<const Task> host;                  ///< run on the host
+  View<const Task> resident;  ///< can run at once, as one group
+  View<const Task> arriving;  ///< run one by one in this order: wait(ready), compute, done
+  View<const Task> host;      ///< run on the host
 };
 
 /// How far the link has got, sampled once a call. No ticket goes back.
