@@ -203,7 +203,7 @@ typedef struct ferry_plan {
   const ferry_route* routes;   /* [rows, top_k] */
   uint32_t route_count;        /* how many routes */
   const uint32_t* assignments; /* by task; each is row * top_k + rank, an index into routes */
-  uint32_t assignment_count;   /* as many as routes to an expert */
+  uint32_t assignment_count;   /* how many assignments */
   const ferry_task* resident;  /* can run at once */
   uint32_t resident_count;     /* how many resident tasks */
   const ferry_task* arriving;  /* in this order: wait, run, done */

@@ -236,8 +236,8 @@ struct Task {
 /// Who runs, where, at which precision. Valid until the next `plan`; a plan never changes once given.
 struct Plan {
   View<const Route> routes;  ///< [rows, k], final, best first
-  /// By task (first, rows); each is row * k + rank, an index into `routes`. Routes to `no_expert` have none; no task names
-  /// those of experts that the precision leaves out.
+  /// By task (first, rows); each is row * k + rank, an index into `routes`. What the router left to `no_expert` has none; no
+  /// task names those of experts that the precision leaves out.
   View<const std::uint32_t> assignments;
   View<const Task> resident;  ///< can run at once, as one group
   View<const Task> arriving;  ///< run one by one in this order: wait(ready), compute, done
