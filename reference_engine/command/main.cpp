@@ -196,7 +196,7 @@ void add_commands(CLI::App& app, Action& chosen, const std::vector<std::string>&
                                      {{"calibrate"}, add_calibrate_commands},
                                      {{"list"}, add_list_command},
                                      {{"document"}, add_document_command}};
-  const std::string_view first = arguments.empty() || arguments[0] == "document" ? "" : arguments[0];
+  const std::string first = arguments.empty() || arguments[0] == "document" ? "" : arguments[0];
   const auto has_it = [&](const Commands& c) {
     return std::find(c.names.begin(), c.names.end(), first) != c.names.end();
   };
