@@ -966,8 +966,10 @@ TEST_CASE("CUDA: slots are not counted where the device could not be made - emul
 }
 
 TEST_CASE("CUDA: what is no number stays none where a model clamps, so that damage shows - emulated") {
-  for (const auto& [name, tensor] : {std::pair<const char*, const char*>{"gpt_oss", "gate_up_proj_bias"},
-                                     {"olmoe_clip", "self_attn.v_proj.weight"}}) {
+  const std::map<std::string, std::string> clamped = {{"gpt_oss", "gate_up_proj_bias"},
+                                                      {"olmoe_clip", "self_attn.v_proj.weight"}};
+  for (const auto& entry : clamped) {
+    const std::string name = entry.first, tensor = entry.second;
     const TemporaryFolder damaged;
     const std::filesystem::path whole = test::golden_file("zoo") / name;
     std::filesystem::copy_file(whole / "config.json", damaged.path() / "config.json");
