@@ -20,7 +20,8 @@ int main(void) {
   const ferry_scores scores = {.select = gate, .count = 4};
   const uint32_t sequence = 0;
   ferry_plan plan;
-  const int good = ferry_begin_step(pipe, FERRY_DECODE, &sequence, 1) == FERRY_OK &&
+  const int good = ferry_begin_step(pipe, (ferry_phase)9, &sequence, 1) == FERRY_USAGE_ERROR &&
+                   ferry_begin_step(pipe, FERRY_DECODE, &sequence, 1) == FERRY_OK &&
                    ferry_plan_scores(pipe, &scores, &plan) == FERRY_OK && plan.routes[0].expert == 1;
   ferry_close(pipe);
   return good ? 0 : 1;
