@@ -403,9 +403,9 @@ std::vector<Row> usual_rows() {
       {"handing copies over",
        [](const RunReport& r) { return time(seconds(r.times[0].handing + r.times[1].handing)); }},
       {"all-resident bound", [](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
+      // In this bound the device computes every expert, so a run whose host helps is not measured by it.
       {"clairvoyant bound",
-       [](const RunReport&
-              r) {  // in which the device computes every expert: a run whose host helps is not measured by it
+       [](const RunReport& r) {
          const bool by_host = r.counters.of(Phase::decode).host_computed > 0 && r.clairvoyant_tpot_s > 0;
          return by_host ? time(r.clairvoyant_tpot_s) : against(r, r.clairvoyant_tpot_s);
        }},
