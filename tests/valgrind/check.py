@@ -22,7 +22,7 @@ FILES = {"library": ["tests/ferry/**/*.cpp", "tests/contracts/*.cpp", "tests/cud
          "invariants": ["tests/invariants/*.cpp"],
          "engine": ["tests/engine/**/*.cpp"],
          "cuda": ["tests/engine/cuda/*.cpp", "tests/emulated_cuda/test.cpp"]}
-LEFT_OUT = {"engine": ["tests/engine/cuda/*", "tests/engine/fixtures/*"]}
+LEFT_OUT = {"engine": ["tests/engine/cuda/*", "tests/engine/fixtures/*"], "library": ["tests/cuda/cublas_on_demand.cpp"]}
 SUITES = "whole-models,whole-models-on-threads"
 # These take minutes each, with arithmetic that other cases also do; and one counts by its own operator new, which valgrind
 # replaces.
