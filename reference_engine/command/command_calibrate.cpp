@@ -608,8 +608,8 @@ int gates(const CalibrateArguments& a) {
     if (!model.plain_gates()) {
       throw InputError(
           fmt::format("--model {}: its experts are not chosen by the softmax of a matrix alone (biases, groups, "
-                      "sigmoids), which is "
-                      "all that trained gates can be; without --gates, predictions follow its own rule",
+                      "sigmoids), which is all that trained gates can be; without --gates, predictions follow its own "
+                      "rule",
                       a.model.model));
     }
     GateSamples samples;

@@ -954,6 +954,9 @@ TEST_CASE("CUDA: slots are not counted where the device could not be made - emul
   const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
   const RunnerOptions o = options_for("lru", share(*model, 25));
   const auto experts = [&] { return model->device_memory()[1].second; };
+  // Nothing has run: all that activations have so far is what they always take.
+  CHECK(model->device_memory()[3].second > 0);
+  CHECK(model->fixed_bytes() > model->device_memory()[3].second);
   for (const std::string call : {"cudaEventCreateWithFlags", "cudaStreamCreateWithFlags", "cudaEventSynchronize"}) {
     CAPTURE(call);
     emulated::fail(call.c_str(), 1, cudaErrorMemoryAllocation);
