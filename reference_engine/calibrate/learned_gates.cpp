@@ -59,16 +59,22 @@ bool add_samples(Model& model, const std::vector<std::uint32_t>& text, std::uint
   if (window < 2 || window > c.context) {
     throw InputError(fmt::format("--window {}: expected 2 to {}, the model's context", window, c.context));
   }
+  const std::vector<std::uint32_t> begin = model.begin_tokens();
+  if (begin.size() >= window) {
+    throw InputError(fmt::format("--window {}: expected more, texts begin with {} tokens", window, begin.size()));
+  }
+  const std::size_t taken = window - begin.size();  // of the text, in each window
   std::vector<std::vector<Matrix>> inputs(c.moe_layer_count()), said(c.moe_layer_count());
   RunnerOptions resident;
   resident.stack = "resident";
   resident.max_rows = window;
   const auto runner = make_runner(model, resident);
-  for (std::size_t at = 0; at < text.size(); at += window) {
-    std::vector<std::uint32_t> tokens = model.begin_tokens();
-    for (std::size_t i = at; i < std::min<std::size_t>(text.size(), at + window); ++i) tokens.push_back(text[i]);
+  for (std::size_t at = 0; at < text.size(); at += taken) {
+    const std::size_t end = std::min(text.size(), at + taken);
+    std::vector<std::uint32_t> tokens = begin;
+    for (std::size_t i = at; i < end; ++i) tokens.push_back(text[i]);
     std::vector<TokenRow> rows;
-    for (std::uint32_t i = 0; i < std::min<std::size_t>(tokens.size(), window); ++i) rows.push_back({0, tokens[i], i});
+    for (std::uint32_t i = 0; i < tokens.size(); ++i) rows.push_back({0, tokens[i], i});
     std::vector<KvCache> caches;
     caches.push_back(model.make_cache(static_cast<std::uint32_t>(rows.size())));
     model.forward(Phase::prefill, rows, caches, *runner, 1,
@@ -78,7 +84,7 @@ bool add_samples(Model& model, const std::vector<std::uint32_t>& text, std::uint
                   });
     runner->end_sequence(0);
     runner->uses.clear();
-    if (!progress(std::min<std::size_t>(text.size(), at + window))) return false;
+    if (!progress(end)) return false;
   }
   if (text.empty()) return true;
   samples.inputs.resize(c.moe_layer_count());

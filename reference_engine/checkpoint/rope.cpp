@@ -248,6 +248,7 @@ Rope read_rope(const Fields& config, const RopeNeeds& needs) {
   const Fields& place = said ? rope : config;
   if (!theta) static_cast<void>(place.at("rope_theta"));  // throws by name if it is missing
   if (!theta) place.refuse("rope_theta", "a number above 0");
+  if (type == "yarn" && *theta == 1) place.refuse("rope_theta", "another number, \"yarn\" divides by its logarithm");
   // Null is not the family's default: with null, transformers rotates whole heads.
   const double absent_partial = config.is_null("partial_rotary_factor") ? 1 : needs.partial;
   const double partial = one_of_both(config, inside, "partial_rotary_factor").value_or(absent_partial);

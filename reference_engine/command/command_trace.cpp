@@ -36,6 +36,10 @@ struct TraceArguments {
   bool no_partial = false;
 };
 
+std::string layers(std::uint32_t count) {
+  return fmt::format("{} layer{}", count, count == 1 ? "" : "s");
+}
+
 int record(const TraceArguments& a) {
   a.flags.check({a.stack});
   std::vector<std::string> inputs = stack_files({a.stack});
@@ -125,9 +129,9 @@ std::string statistics(const Trace& trace) {
   row("skipped (s > 0.9)", all.skip);
   row("low-score (alpha 0.3)", all.low_score);
   for (std::uint32_t d = 0; d < most_ahead; ++d) {
-    row(fmt::format("among the k best predicted {} layers ahead, decode", d + 1), all.recall_top_k[d]);
+    row(fmt::format("among the k best predicted {} ahead, decode", layers(d + 1)), all.recall_top_k[d]);
     if (d == 0) row("above the 75th percentile of them", all.recall_percentile[d]);
-    row(fmt::format("best predicted {} layers ahead", d + 1), all.top_1[d]);
+    row(fmt::format("best predicted {} ahead", layers(d + 1)), all.top_1[d]);
     if (d == 0) row("named by the rows of a prompt together", all.recall_prefill[d]);
   }
   row("predicted as top-score by partial states, and right", all.partial_top_score);
@@ -143,7 +147,7 @@ int show(const TraceArguments& a) {
   std::vector<std::string> has{"experts"};
   if (!t.weights.empty()) has.emplace_back("weights");
   if (!t.scores.empty()) has.emplace_back("scores of all experts");
-  if (t.ahead > 0) has.push_back(fmt::format("scores predicted {} layers ahead", t.ahead));
+  if (t.ahead > 0) has.push_back(fmt::format("scores predicted {} ahead", layers(t.ahead)));
   if (!t.partial.empty()) {
     const std::string under = file.residency.empty() ? "" : fmt::format(" ({})", printable(file.residency));
     has.push_back("scores of partial hidden states" + under);

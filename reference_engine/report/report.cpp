@@ -402,8 +402,12 @@ std::vector<Row> usual_rows() {
        }},
       {"handing copies over",
        [](const RunReport& r) { return time(seconds(r.times[0].handing + r.times[1].handing)); }},
-      {"all-resident bound", [](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
-      // In this bound the device computes every expert, so a run whose host helps is not measured by it.
+      // In both bounds the device computes every expert, so that a run whose host helps can be faster: it is not measured by them.
+      {"all-resident bound",
+       [](const RunReport& r) {
+         const bool faster = r.counters.of(Phase::decode).host_computed > 0 && r.tpot_s() < r.all_resident_tpot_s;
+         return faster ? time(r.all_resident_tpot_s) : against(r, r.all_resident_tpot_s);
+       }},
       {"clairvoyant bound",
        [](const RunReport& r) {
          const bool by_host = r.counters.of(Phase::decode).host_computed > 0 && r.clairvoyant_tpot_s > 0;

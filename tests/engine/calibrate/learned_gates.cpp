@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/loaded_model.hpp"
@@ -100,6 +101,8 @@ TEST_CASE(
     return true;
   }));
   CHECK(last == text.size());
+  const std::size_t windows = (text.size() + 254) / 255;  // each begins with a token of its own
+  CHECK(std::cmp_equal(samples.tokens(), text.size() + windows));
   REQUIRE(samples.inputs.size() == c.layers);
   CHECK(samples.inputs[0].cols() == c.hidden);
   CHECK(samples.scores[0].cols() == c.experts);
@@ -147,7 +150,8 @@ TEST_CASE("too little text is refused, and so is a window beyond the context") {
   const auto on = [](std::uint64_t) { return true; };
   CHECK_THROWS_WITH_AS(add_samples(model, tokenized(model, "text").tokens, 4096, samples, on),
                        doctest::Contains("--window 4096: expected 2 to "), InputError);
-  REQUIRE(add_samples(model, tokenized(model, "text").tokens, 64, samples, on));
+  REQUIRE(add_samples(model, tokenized(model, "text").tokens, 2, samples, on));
+  CHECK(samples.tokens() == 8);  // four windows of a token and the one that each begins with
   std::vector<Matrix> own;
   for (std::uint32_t l = 0; l < model.config().layers; ++l) own.push_back(model.gates().of(l));
   CHECK_THROWS_WITH_AS(train_gates(samples, own, 1, 2, {}, [](std::uint64_t, std::uint64_t) { return true; }),

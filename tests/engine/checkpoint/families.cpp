@@ -418,6 +418,9 @@ TEST_CASE("Gemma 4") {
              {"full_attention: field \"rope_theta\": expected a number above 0, got null"}));
   CHECK(says(refused_family("dots1", {{"rope_parameters", {{"rope_theta", nullptr}}}}),
              {"field \"rope_theta\": expected a number above 0, got null"}));
+  const Json no_logarithm = {{"rope_type", "yarn"}, {"rope_theta", 1.0}, {"factor", 4.0}};
+  CHECK(says(refused_family("dots1", {{"rope_parameters", no_logarithm}}),
+             {"field \"rope_theta\": expected another number, \"yarn\" divides by its logarithm"}));
   Json yarn = {{"rope_type", "yarn"},
                {"rope_theta", 1000.0},
                {"factor", 40.0},
