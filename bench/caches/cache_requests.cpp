@@ -58,7 +58,7 @@ struct Requests {
   std::vector<ExpertId> ids;
   std::vector<Call> calls;
   std::vector<Scores> scores;  ///< of each call, if the trace has them
-  std::deque<std::vector<float>> rows;
+  std::deque<RecordedScores> rows;
 
   [[nodiscard]] std::uint32_t keys() const { return std::uint32_t{layers} * experts; }
   [[nodiscard]] std::uint32_t key(ExpertId id) const { return std::uint32_t{id.layer} * experts + id.expert; }
@@ -75,7 +75,7 @@ Requests flatten(const Trace& t, std::uint32_t most_tokens) {
   std::uint32_t tokens = 0;
   for (TraceSteps steps(t, 1, t.tokens); tokens < most_tokens && steps.next(); tokens += steps.tokens().size) {
     for (std::uint16_t l = 0; l < r.layers; ++l) {
-      if (!t.scores.empty()) r.scores.push_back(scores_of(t, steps.tokens(), l, r.rows.emplace_back()));
+      if (!t.scores.empty()) r.scores.push_back(r.rows.emplace_back().of(t, steps.tokens(), l));
       asked(t, steps.tokens(), l, experts);
       for (const std::uint16_t e : experts) r.ids.push_back({l, e});
       r.calls.push_back({static_cast<std::uint32_t>(r.ids.size()), l, steps.phase(), l == 0 && steps.ended() > 0});

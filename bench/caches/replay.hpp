@@ -52,17 +52,29 @@ inline void asked(const Trace& t, View<const std::uint32_t> tokens, std::uint32_
   }
 }
 
-/// What the gate said of all experts to a step's rows: [rows, experts]. `buffer` holds it.
-inline Scores scores_of(const Trace& t, View<const std::uint32_t> tokens, std::uint16_t layer,
-                        std::vector<float>& buffer) {
-  buffer.clear();
-  for (const std::uint32_t token : tokens) {
-    const float* row = t.scores_of(token, layer);
-    buffer.insert(buffer.end(), row, row + t.model.experts);
+/// What the gate said of all experts to the rows of a step that were recorded in a layer: [rows, experts].
+struct RecordedScores {
+  std::vector<float> choice, weight;  ///< by which experts are chosen, and by which they weigh
+  std::vector<std::uint32_t> rows;    ///< the recorded ones among the step's
+
+  Scores of(const Trace& t, View<const std::uint32_t> tokens, std::uint16_t layer) {
+    choice.clear();
+    weight.clear();
+    rows.clear();
+    for (std::uint32_t i = 0; i < tokens.size; ++i) {
+      if (t.expert(tokens[i], layer, 0) == no_expert) continue;
+      rows.push_back(i);
+      const float* chosen_by = t.choice_scores_of(tokens[i], layer);
+      const float* weighed_by = t.scores_of(tokens[i], layer);
+      choice.insert(choice.end(), chosen_by, chosen_by + t.model.experts);
+      weight.insert(weight.end(), weighed_by, weighed_by + t.model.experts);
+    }
+    const auto view = [](const auto& all) { return View(all.data(), static_cast<std::uint32_t>(all.size())); };
+    Scores scores{layer, view(choice), view(weight)};
+    if (rows.size() < tokens.size) scores.rows = view(rows);
+    return scores;
   }
-  const View<const float> scores{buffer.data(), static_cast<std::uint32_t>(buffer.size())};
-  return {layer, scores, scores};
-}
+};
 
 /// Every use, in the order in which a replay makes it: Belady's future.
 inline std::vector<ExpertId> uses_of(const Trace& t) {
@@ -110,7 +122,7 @@ Hits by_request(const Replay& replay, const Cache& policy) {
 
   Hits result;
   std::vector<std::uint16_t> experts;
-  std::vector<float> scores;
+  RecordedScores scores;
   for (TraceSteps steps(t, 1, t.tokens); steps.next();) {
     for (auto& c : caches) {
       if constexpr (part::Resets<Cache>) {
@@ -122,7 +134,7 @@ Hits by_request(const Replay& replay, const Cache& policy) {
       const std::uint32_t pool = pool_of[l];
       Slots& s = slots[pool];
       auto& cache = caches[pool];
-      if constexpr (part::ObservesScores<Cache>) cache->observe(scores_of(t, steps.tokens(), l, scores));
+      if constexpr (part::ObservesScores<Cache>) cache->observe(scores.of(t, steps.tokens(), l));
       asked(t, steps.tokens(), l, experts);
       for (const std::uint16_t e : experts) {
         const Variant what{{l, e}, Precision::full};
@@ -174,7 +186,7 @@ Hits by_step(const Replay& replay, const Cache& policy) {
     const std::uint32_t n = core.preload(rest, all_landed);
     rest = rest.part(n, rest.size - n);
   }
-  std::vector<float> scores;
+  RecordedScores scores;
   std::vector<Route> routes;
   for (TraceSteps steps(t, 1, t.tokens); steps.next();) {
     if (steps.ended() > 0) core.end_sequence(0);
@@ -182,7 +194,9 @@ Hits by_step(const Replay& replay, const Cache& policy) {
     for (std::uint16_t l = 0; l < t.model.layers; ++l) {
       Plan plan;
       if constexpr (part::needs_full_scores<Cache>()) {
-        plan = core.plan(scores_of(t, steps.tokens(), l, scores), all_landed);
+        const Scores recorded = scores.of(t, steps.tokens(), l);
+        if (recorded.select.size == 0) continue;
+        plan = core.plan(recorded, all_landed);
       } else {
         routes.clear();
         for (const std::uint32_t token : steps.tokens()) {

@@ -1,4 +1,6 @@
 // What deciding costs: named stacks as whole-layer decisions, and each policy's operations alone.
+#include <optional>
+
 #include "ferry/cache/fld.hpp"
 #include "ferry/cache/lhu.hpp"
 #include "ferry/cache/random.hpp"
@@ -60,32 +62,56 @@ void cache_operations(const char* name, const Cache& policy) {
         cache->touch(v, slot);
       }
     });
-    benchmark::RegisterBenchmark(fmt::format("BM_cache/{}/miss/slots:{}", name, slots).c_str(), [=](auto& state) {
+    // Comes in for `v`; the slot where it lies then, or no_slot.
+    const auto miss = [=](auto& cache, std::vector<std::uint8_t>& barred, Variant v) {
+      if constexpr (ferry::part::SeesUse<Cache>) cache->used(v);
+      cache->touch(v, no_slot);
+      const std::uint32_t slot = cache->victim(v, {barred.data(), 1});
+      if (slot != no_slot) cache->replace(slot, v, true);
+      return slot;
+    };
+    // The misses are found beforehand, since it takes as long as they do to look for an expert that is absent.
+    const auto find_misses = [=](std::size_t count) {
       test::Placed<Cache> cache(PoolShape{slots, 0, layers, 64}, policy);
       fill(cache);
       std::vector<std::uint8_t> barred(slots);
       std::vector<bool> held(std::size_t{layers} * 64);
-      std::vector<Variant> holds(slots);
+      std::vector<Variant> holds(slots), misses;
+      const auto held_of = [&](ExpertId id) { return held[id.layer * 64U + id.expert]; };
       for (std::uint32_t s = 0; s < slots; ++s) {
         holds[s] = {{static_cast<std::uint16_t>(s % layers), static_cast<std::uint16_t>(s / layers)}};
-        held[holds[s].id.layer * 64U + holds[s].id.expert] = true;
+        held_of(holds[s].id) = true;
       }
       std::uint64_t draw = 1;
-      for (auto _ : state) {
+      while (misses.size() < count) {
         Variant v{drawn(draw)};
-        while (held[v.id.layer * 64U + v.id.expert]) {  // the next that is absent, through all layers
+        while (held_of(v.id)) {  // the next that is absent, through all layers
           if (++v.id.expert < 64) continue;
           v.id.expert = 0;
           v.id.layer = static_cast<std::uint16_t>((v.id.layer + 1) % layers);
         }
-        if constexpr (ferry::part::SeesUse<Cache>) cache->used(v);
-        cache->touch(v, no_slot);
-        const std::uint32_t slot = cache->victim(v, {barred.data(), 1});
+        misses.push_back(v);
+        const std::uint32_t slot = miss(cache, barred, v);
         if (slot == no_slot) continue;
-        held[holds[slot].id.layer * 64U + holds[slot].id.expert] = false;
-        held[v.id.layer * 64U + v.id.expert] = true;
+        held_of(holds[slot].id) = false;
+        held_of(v.id) = true;
         holds[slot] = v;
-        cache->replace(slot, v, true);
+      }
+      return misses;
+    };
+    benchmark::RegisterBenchmark(fmt::format("BM_cache/{}/miss/slots:{}", name, slots).c_str(), [=](auto& state) {
+      const std::vector<Variant> misses = find_misses(1U << 16U);
+      std::vector<std::uint8_t> barred(slots);
+      std::optional<test::Placed<Cache>> cache;
+      std::size_t next = misses.size();
+      for (auto _ : state) {
+        if (next == misses.size()) {  // from the beginning, in a cache as it was then
+          state.PauseTiming();
+          fill(cache.emplace(PoolShape{slots, 0, layers, 64}, policy));
+          next = 0;
+          state.ResumeTiming();
+        }
+        miss(*cache, barred, misses[next++]);
       }
     });
   }

@@ -52,8 +52,9 @@ Machine read_machine(const Json& root, const std::string& where_from) {
   };
   auto speed = [&](const Fields& o, const char* object, const char* unit) {
     const std::string where = std::string(object) + ": ";
-    return Machine::Speed{part(o, where, std::string("peak_") + unit, 1),
-                          part(o, where, std::string("effective_") + unit, 1)};
+    const double most = std::string_view(unit) == "flops" ? 1e16 : 1e15;  // `Costs` takes no more
+    return Machine::Speed{part(o, where, std::string("peak_") + unit, 1, most),
+                          part(o, where, std::string("effective_") + unit, 1, most)};
   };
   auto fields = [&](const char* object) { return Fields(f.at(object), where_from + ": " + object); };
   const Fields link = fields("link"), memory = fields("device_memory"), compute = fields("device_compute"),

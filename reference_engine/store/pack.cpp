@@ -118,7 +118,12 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   for (; !stopped && result.done < all && goes_on(false, result.done); ++result.done) {
     const ExpertId id = facts.numbers.id(result.done);
     const std::uint64_t sum = read(id);
-    packer.pack(expert.data(), id, made, threads);
+    try {
+      packer.pack(expert.data(), id, made, threads);
+    } catch (const InputError&) {  // weights that cannot be packed another time, either
+      writer.discard();
+      throw;
+    }
     for (const ExpertPacker::Made& m : made) writer.write({id, m.precision}, m.out);
     writer.write_source(id, sum);
   }

@@ -335,8 +335,10 @@ StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& fa
       there.replace(0, header_at, wanted, 0, header_at);  // a pack that ended in `commit` left a store's start
     }
     const bool going_on = same && there == wanted && (magic == part_magic || magic == store_magic);
-    // A magic of zeros: the pack ended before it wrote its first byte.
-    if (!going_on && info.st_size > 0 && magic != part_magic && magic != std::string(8, '\0')) {
+    // All zeros: the power failed before the first bytes reached the disk.
+    const bool zeros =
+        same && there.find_first_not_of('\0', header_at) == std::string::npos && magic == std::string(8, '\0');
+    if (!going_on && info.st_size > 0 && magic != part_magic && !zeros) {
       throw InputError(fmt::format("{}: is there, and no unfinished store: move it away", part_.string()));
     }
     if (going_on) {
@@ -359,6 +361,11 @@ StoreWriter::~StoreWriter() {
 void StoreWriter::reserve() {
   const auto bytes = static_cast<off_t>(facts_.file_bytes());
   int error = ::ftruncate(fd_, 0) == 0 ? 0 : errno;
+  // A pack that ends from here on leaves a file that says what it is.
+  if (error == 0) {
+    errno = ENOSPC;
+    if (::pwrite(fd_, part_magic, 8, 0) != 8) error = errno;
+  }
   if (error == 0 && ::fallocate(fd_, 0, 0, bytes) != 0) {
     // Not every file system can reserve; there a full disk shows later.
     error = errno == EOPNOTSUPP && ::ftruncate(fd_, bytes) == 0 ? 0 : errno;
@@ -412,6 +419,10 @@ void StoreWriter::commit() {
     static_cast<void>(::fsync(folder));
     ::close(folder);
   }
+}
+
+void StoreWriter::discard() {
+  ::unlink(part_.c_str());
 }
 
 void StoreWriter::get(std::uint64_t at, void* data, std::uint64_t bytes) const {

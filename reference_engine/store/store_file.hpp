@@ -103,6 +103,8 @@ class StoreWriter {
   void write_source(ExpertId id, std::uint64_t sum);
   /// All is written: the store appears at its path.
   void commit();
+  /// Nothing can come of it: what is there so far goes.
+  void discard();
 
  private:
   void reserve();

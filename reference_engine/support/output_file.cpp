@@ -82,6 +82,7 @@ class TemporaryFile {
 
   void make_unnamed() {
     fd_ = ::open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+    if (fd_ >= 0) ::flock(fd_, LOCK_EX | LOCK_NB);  // so that nobody takes it for left behind once it has a name
     if (fd_ < 0 || ::access(as_seen_in_proc(fd_).c_str(), F_OK) == 0) return;
     ::close(fd_);
     fd_ = -1;

@@ -191,6 +191,15 @@ std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path,
                       "the arguments that it was begun with",
                       where, sweep.text("key")));
     }
+    // Refused cells of older files do not say it.
+    const std::string by = sweep.has("ferry") ? sweep.text("ferry")
+                           : run.has("ferry") ? run.text("ferry")
+                                              : FERRY_VERSION;
+    if (by != FERRY_VERSION) {
+      throw InputError(
+          fmt::format("{}: was run by ferry {}, this is {}, which may find something else: name another --out", where,
+                      printable(by), FERRY_VERSION));
+    }
     if (const std::string was = sweep.text("inputs"); inputs != nullptr && was != inputs->of(cells[index])) {
       throw InputError(fmt::format(
           "{}: was run with other contents of {}, {} or a shape or calibrated stack that they are run with, "
@@ -464,7 +473,8 @@ Ranks ranks_of_environment() {
   if (const auto r = ranks_of("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) return *r;
   if (const auto r = ranks_of("PMI_RANK", "PMI_SIZE")) return *r;
   if (const auto r = ranks_of_array()) return *r;
-  return ranks_of("SLURM_PROCID", "SLURM_NTASKS").value_or(Ranks{});
+  // The script of a batch job is no step of several tasks, but has their number in SLURM_NTASKS.
+  return ranks_of("SLURM_PROCID", "SLURM_STEP_NUM_TASKS").value_or(Ranks{});
 }
 
 std::filesystem::path rank_file(const std::filesystem::path& out, Ranks r) {
@@ -491,6 +501,14 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
   const std::vector<SweepCell> cells = cells_of(grid);
   const std::filesystem::path path = rank_file(out, ranks);
   need_regular_file(path);
+  std::map<std::string, std::string> names;  // results name machines by what their files say
+  for (const std::string& machine : grid.machines) {
+    const std::string name = read_machine(machine).name;
+    const auto [found, fresh] = names.try_emplace(name, machine);
+    if (fresh || found->second == machine) continue;
+    throw InputError(
+        fmt::format("--machines: {} and {} have one name, \"{}\"", found->second, machine, printable(name)));
+  }
   Traces traces(grid);
   Inputs inputs(grid, traces);
   std::map<std::uint64_t, std::string> made_of;  // read before the results file is created
@@ -524,11 +542,9 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
     }
     if (stop) return;  // half a run says nothing
     inputs.check_unchanged(cell);
-    json["sweep"] = {{"index", todo[at]},
-                     {"cells", cells.size()},
-                     {"key", cell.key()},
-                     {"inputs", made_of.at(todo[at])},
-                     {"xxh3", unsealed}};
+    json["sweep"] = {{"index", todo[at]},      {"cells", cells.size()},
+                     {"key", cell.key()},      {"inputs", made_of.at(todo[at])},
+                     {"ferry", FERRY_VERSION}, {"xxh3", unsealed}};
     std::string line = json_text(json);
     seal(line);
     const std::lock_guard lock(mutex);

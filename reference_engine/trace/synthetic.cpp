@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ferry/predictor/cross_layer_gate.hpp"
+#include "support/memory.hpp"
 #include "trace/synthetic_calibration.hpp"
 
 namespace ferry::engine {
@@ -79,6 +80,7 @@ class Maker {
     f.work = shape_.work;
     f.source = fmt::format("synthetic, seed {}", o_.seed);
     const std::size_t each = o_.prompt + std::size_t{o_.tokens}, cells = o_.sequences * each * model_.layers;
+    need_memory(cells);
     f.experts.resize(cells * model_.top_k);
     f.weights.resize(cells * model_.top_k);
     f.scores.resize(cells * model_.experts);
@@ -108,6 +110,17 @@ class Maker {
   }
 
  private:
+  /// Refuses what the system would end the process for.
+  void need_memory(std::size_t cells) const {
+    const double floats = model_.top_k * 1.5 + model_.experts * (1.0 + o_.ahead + (o_.partial ? 1 : 0));
+    const double bytes = static_cast<double>(cells) * floats * sizeof(float);
+    const double most = static_cast<double>(physical_memory()) * 0.8;
+    if (bytes <= most) return;
+    refuse(fmt::format(
+        "{} tokens would take {:.0f} GB, expected at most {:.0f} (80% of this machine's memory): ask for fewer "
+        "sequences or tokens, or leave out predictions (--ahead 0, --no-partial)",
+        cells / model_.layers, bytes / 1e9, most / 1e9));
+  }
   [[nodiscard]] Latent* row(std::vector<Latent>& rows, std::uint32_t token) {
     return rows.data() + std::size_t{token} * model_.experts;
   }

@@ -115,20 +115,44 @@ std::int64_t correlation(const Sample& sample, double share) {
   }));
 }
 
-/// Two tokens of different sequences, half a sequence apart, and next to each other shall correlate as asked.
-Mixture mixture(const Sample& sample, const SyntheticTargets& t, std::uint32_t tokens) {
-  const std::int64_t next = correlation(sample, t.reuse), far = correlation(sample, t.favourites);
-  const std::int64_t others = correlation(sample, t.popularity);
+/// Whether a knob is met: to half a point.
+bool is_near(double met, double asked) {
+  return std::abs(met - asked) <= 0.005;
+}
+
+/// Refuses what the calibration has missed.
+void need(const std::string& knob, double asked, double met, const std::string& with) {
+  if (is_near(met, asked)) return;
+  refuse(fmt::format("{} {} cannot be met{}: the nearest is {:.3f}", knob, asked, with, met));
+}
+void need(const std::string& knob, double asked, std::int64_t part, std::int64_t whole, const std::string& with) {
+  need(knob, asked, from_ppm(part * ppm / whole), with);
+}
+
+/// Shares of a token's k best that are also another token's: of the next one, of one half a sequence later, and of one of
+/// another sequence.
+struct Shares {
+  double next, later, others;
+};
+
+/// The correlation that is left of what changes from token to token, half a sequence later.
+std::int64_t left_of(std::int64_t keep, std::uint32_t tokens) {
   const std::uint32_t half = tokens / 2;
-  auto left = [&](std::int64_t keep) {  // the correlation left half a sequence later
-    std::int64_t product = half < 2 ? 0 : q15 * q15;
-    for (std::uint32_t i = 0; i < half && product > 0; ++i) product = product * keep / q15;
-    return product / q15;
-  };
+  std::int64_t product = half < 2 ? 0 : q15 * q15;
+  for (std::uint32_t i = 0; i < half && product > 0; ++i) product = product * keep / q15;
+  return product / q15;
+}
+
+/// Two tokens of different sequences, half a sequence apart, and next to each other shall correlate as `aim` says. `t`: what
+/// is asked for, for messages.
+Mixture mixture_for(const Sample& sample, const Shares& aim, const SyntheticTargets& t, std::uint32_t tokens) {
+  const std::int64_t next = correlation(sample, aim.next), far = correlation(sample, aim.later);
+  const std::int64_t others = correlation(sample, aim.others);
   // lasting + (1 - lasting) keep = next, lasting + (1 - lasting) keep^half = far
-  const std::int64_t keep =
-      largest(0, q15 - 1, [&](std::int64_t x) { return (q15 - x) * (q15 - far) >= (q15 - next) * (q15 - left(x)); });
-  const std::int64_t lasting = (far - left(keep)) * q15 / (q15 - left(keep));
+  const std::int64_t keep = largest(
+      0, q15 - 1, [&](std::int64_t x) { return (q15 - x) * (q15 - far) >= (q15 - next) * (q15 - left_of(x, tokens)); });
+  const std::int64_t left = left_of(keep, tokens);
+  const std::int64_t lasting = (far - left) * q15 / (q15 - left);
   if (keep == q15 - 1 || lasting + q15 / 100 < others) {
     refuse(
         fmt::format("reuse {} fades too slowly for favourites {} half a sequence of {} tokens later: ask for longer "
@@ -137,6 +161,70 @@ Mixture mixture(const Sample& sample, const SyntheticTargets& t, std::uint32_t t
   }
   const std::int64_t own = std::max<std::int64_t>(0, lasting - others);
   return {root(others * q15), root(own * q15), root((q15 - others - own) * q15), keep, other_part(keep)};
+}
+
+/// The shares that rows of such a mixture have, counted. What lasts is dealt, not drawn, so that they are not quite those of
+/// normal rows with the same correlations: the more popular experts are, the more.
+Shares shares_of(const ModelShape& shape, const Mixture& m, std::uint32_t tokens) {
+  const std::uint32_t n = shape.experts, k = shape.top_k, pairs = std::clamp(131072U / k, 1U, 32768U);
+  const std::int64_t kept = left_of(m.keep, tokens), fresh = other_part(kept);
+  const Dealer dealer(n);
+  Draws draws(0, Stream::calibration, 2, 0);
+  std::vector<std::int64_t> here(n), next(n), later(n), elsewhere(n);
+  std::vector<Latent> row(n);
+  std::vector<std::uint16_t> best(k), other(k);
+  const auto make = [&](const auto& model, const auto& own, const auto& token, std::vector<std::uint16_t>& found) {
+    for (std::uint32_t e = 0; e < n; ++e) {
+      row[e] = static_cast<Latent>((m.model * model[e] + m.sequence * own[e] + m.token * token[e]) >> q15_bits);
+    }
+    rank(row.data(), n, k, found.data());
+  };
+  std::int64_t found[3] = {};
+  for (std::uint32_t p = 0; p < pairs; ++p) {
+    const std::vector<std::int64_t> model = dealer.deal(draws), own = dealer.deal(draws), others = dealer.deal(draws);
+    for (std::uint32_t e = 0; e < n; ++e) {
+      here[e] = draws.normal();
+      next[e] = (m.keep * here[e] + m.fresh * draws.normal()) >> q15_bits;
+      later[e] = (kept * here[e] + fresh * draws.normal()) >> q15_bits;
+      elsewhere[e] = draws.normal();
+    }
+    make(model, own, here, best);
+    const auto count = [&](std::int64_t& shared) {
+      for (const std::uint16_t e : other) shared += has(best.data(), k, e) ? 1 : 0;
+    };
+    make(model, own, next, other);
+    count(found[0]);
+    make(model, own, later, other);
+    count(found[1]);
+    make(model, others, elsewhere, other);
+    count(found[2]);
+  }
+  const auto share = [&](std::int64_t shared) { return from_ppm(shared * ppm / (std::int64_t{pairs} * k)); };
+  return {share(found[0]), share(found[1]), share(found[2])};
+}
+
+/// The mixture that has the shares which are asked for: where a first one misses them, another aims beside them by as much.
+Mixture mixture(const ModelShape& shape, const Sample& sample, const SyntheticTargets& t, std::uint32_t tokens) {
+  Shares aim{t.reuse, t.favourites, t.popularity};
+  for (std::uint32_t again = 0;; ++again) {
+    const Mixture m = mixture_for(sample, aim, t, tokens);
+    const Shares met = shares_of(shape, m, tokens);
+    const bool all =
+        is_near(met.next, t.reuse) && is_near(met.later, t.favourites) && is_near(met.others, t.popularity);
+    if (!all && again < 3) {
+      const auto nearer = [&](double& value, double asked, double found) {
+        value = std::clamp(value + asked - found, from_ppm(ppm * shape.top_k / shape.experts), 0.999);
+      };
+      nearer(aim.next, t.reuse, met.next);
+      nearer(aim.later, t.favourites, met.later);
+      nearer(aim.others, t.popularity, met.others);
+      continue;
+    }
+    need("reuse", t.reuse, met.next, "");
+    need("favourites", t.favourites, met.later, fmt::format(" with reuse {}", t.reuse));
+    need("popularity", t.popularity, met.others, fmt::format(" with favourites {}", t.favourites));
+    return m;
+  }
 }
 
 struct Groups {
@@ -171,13 +259,6 @@ std::int64_t low_scores(const Sample& sample, const ScoreMap& map, std::int64_t 
     low += std::count_if(heights.begin(), heights.end(), [&](std::int64_t h) { return h <= bar; });
   }
   return low;
-}
-
-/// Refuses what the calibration has missed by more than half a point.
-void need(const std::string& knob, double asked, std::int64_t part, std::int64_t whole, const std::string& with) {
-  const double met = from_ppm(part * ppm / whole);
-  if (std::abs(met - asked) <= 0.005) return;
-  refuse(fmt::format("{} {} cannot be met{}: the nearest is {:.3f}", knob, asked, with, met));
 }
 
 ScoreMap score_map(const Sample& sample, const SyntheticTargets& t, double alpha) {
@@ -337,7 +418,7 @@ Calibration calibrate(const ModelFacts& shape, const SyntheticOptions& o, const 
   // If it is stopped, the incomplete result is never used: whoever makes the rows asks `progress`, too.
   const auto is_stopped = [&] { return o.progress && !o.progress(0, std::uint64_t{o.sequences} * m.layers); };
   Calibration c;
-  c.mixture = mixture(Sample(m, {third, third, third, 0, q15}), t, o.prompt + o.tokens);
+  c.mixture = mixture(m, Sample(m, {third, third, third, 0, q15}), t, o.prompt + o.tokens);
   if (is_stopped()) return c;
   const Sample sample(m, c.mixture);
   c.map = score_map(sample, t, o.alpha);

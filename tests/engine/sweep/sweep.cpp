@@ -192,7 +192,7 @@ class Environment {
                                           "PMI_RANK",
                                           "PMI_SIZE",
                                           "SLURM_PROCID",
-                                          "SLURM_NTASKS",
+                                          "SLURM_STEP_NUM_TASKS",
                                           "SLURM_ARRAY_TASK_ID",
                                           "SLURM_ARRAY_TASK_COUNT",
                                           "SLURM_ARRAY_TASK_MIN",
@@ -929,7 +929,7 @@ TEST_CASE("ranks come from the launcher's variables") {
   are(3, 16);
   Environment::set({{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}});
   are(0, 4);
-  Environment::set({{"SLURM_PROCID", "7"}, {"SLURM_NTASKS", "8"}});
+  Environment::set({{"SLURM_PROCID", "7"}, {"SLURM_STEP_NUM_TASKS", "8"}});
   are(7, 8);
   Environment::set({{"SLURM_ARRAY_TASK_ID", "7"}, {"SLURM_ARRAY_TASK_COUNT", "4"}, {"SLURM_ARRAY_TASK_MIN", "5"}});
   are(2, 4);
@@ -937,29 +937,31 @@ TEST_CASE("ranks come from the launcher's variables") {
   are(3, 4);
   // In a job array, every task is also a job of one process.
   Environment::set({{"SLURM_PROCID", "0"},
-                    {"SLURM_NTASKS", "1"},
+                    {"SLURM_STEP_NUM_TASKS", "1"},
                     {"SLURM_ARRAY_TASK_ID", "6"},
                     {"SLURM_ARRAY_TASK_COUNT", "4"},
                     {"SLURM_ARRAY_TASK_MIN", "5"}});
   are(1, 4);
   // mpirun inside a Slurm job.
-  Environment::set(
-      {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
+  Environment::set({{"OMPI_COMM_WORLD_RANK", "1"},
+                    {"OMPI_COMM_WORLD_SIZE", "2"},
+                    {"SLURM_PROCID", "0"},
+                    {"SLURM_STEP_NUM_TASKS", "1"}});
   are(1, 2);
   // Half of a pair counts for nothing, and so does an empty pair.
-  Environment::set({{"PMI_RANK", "1"}, {"SLURM_NTASKS", "4"}});
+  Environment::set({{"PMI_RANK", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}});
   are(0, 1);
   Environment::set({{"PMI_RANK", ""}, {"PMI_SIZE", ""}});
   are(0, 1);
 
-  Environment::set({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "0"}});
-  CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_NTASKS is 0, expected 1 or more"}));
+  Environment::set({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "0"}});
+  CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_STEP_NUM_TASKS is 0, expected 1 or more"}));
   for (const char* nonsense : {"x", "-1", "3x", " 3", "1.0", "4294967296", "0x1"}) {
     CAPTURE(nonsense);
     Environment::set({{"OMPI_COMM_WORLD_RANK", nonsense}, {"OMPI_COMM_WORLD_SIZE", "16"}});
     CHECK(says(refusal("", [] { ranks_of_environment(); }), {"OMPI_COMM_WORLD_RANK", nonsense, "whole number"}));
-    Environment::set({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", nonsense}});
-    CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_NTASKS", nonsense, "whole number"}));
+    Environment::set({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", nonsense}});
+    CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_STEP_NUM_TASKS", nonsense, "whole number"}));
     Environment::set(
         {{"SLURM_ARRAY_TASK_ID", "1"}, {"SLURM_ARRAY_TASK_COUNT", "2"}, {"SLURM_ARRAY_TASK_MIN", nonsense}});
     CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_ARRAY_TASK_MIN", nonsense, "whole number"}));
