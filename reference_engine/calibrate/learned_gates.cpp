@@ -96,6 +96,12 @@ bool add_samples(Model& model, const std::vector<std::uint32_t>& text, std::uint
   return true;
 }
 
+void need_samples(std::uint64_t count) {
+  if (count > 9 * held_out_rows) return;
+  throw InputError(
+      fmt::format("{} tokens are too few to train gates on, expected more than {}", count, 9 * held_out_rows));
+}
+
 Matrix train_gate(MatrixRef inputs, MatrixRef targets, const Matrix& initial, const GateTraining& training) {
   constexpr float fade_mean = 0.9F, fade_square = 0.999F, tiny = 1e-8F;  // Adam's defaults
   const auto n = static_cast<std::size_t>(inputs.rows());
@@ -169,10 +175,7 @@ std::optional<LearnedGates> train_gates(const GateSamples& samples, const std::v
   const auto layers = static_cast<std::uint32_t>(own_gates.size());
   std::vector<Eigen::Index> seen, held_out;
   for (Eigen::Index i = 0; i < samples.tokens(); ++i) (i / held_out_rows % 10 == 9 ? held_out : seen).push_back(i);
-  if (held_out.empty()) {
-    throw InputError(fmt::format("{} tokens are too few to train gates on, expected more than {}", samples.tokens(),
-                                 9 * held_out_rows));
-  }
+  need_samples(static_cast<std::uint64_t>(samples.tokens()));
   LearnedGates all;
   for (std::uint32_t layer = 1; layer < layers; ++layer) {
     for (std::uint32_t distance = 1; distance <= std::min(depth, layer); ++distance)

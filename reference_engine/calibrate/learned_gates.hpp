@@ -27,6 +27,9 @@ struct GateSamples {
 bool add_samples(Model& model, const std::vector<std::uint32_t>& text, std::uint32_t window, GateSamples& samples,
                  const std::function<bool(std::uint64_t done)>& progress);
 
+/// Throws InputError if so many samples are too few to train on and to hold some out.
+void need_samples(std::uint64_t count);
+
 struct GateTraining {
   std::uint32_t epochs = 12, batch = 256;
   float rate = 1e-3F;  ///< of Adam, falling to 0 as half a cosine

@@ -9,7 +9,9 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <iostream>
 
+#include "ferry/trace/trace.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/reads.hpp"
@@ -54,6 +56,12 @@ void await_interrupts() {
   for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
 }
 std::vector<std::string> command_line;
+
+void warn_of_batch(const Trace& trace, std::uint32_t batch) {
+  if (batch <= trace.sequences()) return;
+  std::cerr << fmt::format("note: batch {}: the routing has {} sequence{}, and no step decodes more than that\n", batch,
+                           trace.sequences(), trace.sequences() == 1 ? "" : "s");
+}
 
 const CLI::Validator not_nan(
     [](const std::string& s) { return std::isnan(std::strtod(s.c_str(), nullptr)) ? "expected a number" : ""; }, "");

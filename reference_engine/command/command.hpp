@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "ferry/fwd.hpp"
 #include "stacks/budget.hpp"
 #include "stacks/parameters.hpp"
 #include "stacks/stack_file.hpp"
@@ -58,6 +59,20 @@ inline constexpr FileKind report_json = {"JSON that ferry reports in", "", "\"co
 inline constexpr FileKind timeline_json = {"a timeline", "{", "\"traceEvents\""};
 inline constexpr FileKind machine_json = {"a machine file", "{", "\"effective_bytes_per_s\""};
 
+/// For whole numbers in a range. CLI11's own says of whatever is no number that it is not in the range.
+template <class Bound>
+CLI::Validator in_range(Bound least, Bound most) {
+  CLI::Validator range = CLI::Range(least, most);  // for its text in help
+  range.operation([least, most](const std::string& text) {
+    Bound value{};
+    const bool number = CLI::detail::lexical_cast(text, value);
+    return number && value >= least && value <= most
+               ? std::string()
+               : fmt::format("expected a whole number from {} to {}, got \"{}\"", least, most, text);
+  });
+  return range;
+}
+
 /// For options that name something.
 extern const CLI::Validator not_empty;
 /// An option that names something, as a FILE is named: whatever it is, it is not empty.
@@ -70,10 +85,7 @@ CLI::Option* add_named(CLI::App* command, const std::string& option, Value& valu
 template <class Value, class Bound>
 CLI::Option* add_count(CLI::App* command, const std::string& option, Value& value, Bound least, Bound most,
                        const std::string& help) {
-  return command->add_option(option, value, help)
-      ->type_name("N")
-      ->check(CLI::Range(least, most))
-      ->capture_default_str();
+  return command->add_option(option, value, help)->type_name("N")->check(in_range(least, most))->capture_default_str();
 }
 /// A size, and not a share of what is not known yet.
 extern const CLI::Validator a_size;
@@ -95,6 +107,9 @@ std::string range_of(const std::vector<Number>& all) {
   const auto [least, most] = std::minmax_element(all.begin(), all.end());
   return *least == *most ? fmt::format("{}", *most) : fmt::format("{} to {}", *least, *most);
 }
+
+/// Says if a trace has fewer sequences than are to be decoded together.
+void warn_of_batch(const Trace& trace, std::uint32_t batch);
 
 /// The stacks with a line each, for help.
 std::string stacks_help();

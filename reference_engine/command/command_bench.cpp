@@ -259,9 +259,9 @@ void add_bench_command(CLI::App& app, Action& chosen) {
   list("--budgets", a->budgets, "BUDGETS", "device memory for experts: shares (25%) or sizes (64MiB)")
       ->transform(without_spaces);
   list("--prompt-tokens", a->prompt_tokens, "N,...", "lengths of prompts to time; 0: none")
-      ->check(CLI::Range(0U, 1U << 24U));
+      ->check(in_range(0U, 1U << 24U));
   list("--generate", a->generated, "N,...", "numbers of tokens to generate and time; 0: none")
-      ->check(CLI::Range(0U, 1U << 24U));
+      ->check(in_range(0U, 1U << 24U));
   const auto count = [&](const char* name, std::uint32_t& value, const char* help, std::uint32_t most) {
     add_count(c, name, value, 1U, most, help);
   };

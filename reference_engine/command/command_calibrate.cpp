@@ -480,20 +480,31 @@ std::size_t least(const Measured& values) {
   return static_cast<std::size_t>(std::min_element(values.begin(), values.end(), less) - values.begin());
 }
 
+/// Refuses replays of prompts alone, of which each choice is as good as any. `decoded`: what each decoded.
+void need_decode(const std::vector<std::uint64_t>& decoded) {
+  if (stop || std::any_of(decoded.begin(), decoded.end(), [](std::uint64_t n) { return n > 0; })) return;
+  throw InputError("no token is decoded: the traces or texts are prompts alone, expected longer ones");
+}
+
 int cache_weights(const CalibrateArguments& a) {
   check(a, {&StackOptions::cache_weights});
   OutputFile out(a.out, stack_json);
   return unless_interrupted([&] {
     const Replays replays(a);
     const std::vector<CacheWeights> mixtures = weight_mixtures(100);
+    std::vector<std::uint64_t> requests(mixtures.size());
     const auto penalties =
         measure_with_progress("mixtures", mixtures.size(), [&](std::size_t i) -> std::optional<std::uint64_t> {
           const auto runs = replays.run([&](SimulateOptions& o) { o.cache_weights = mixtures[i]; });
           if (runs.empty()) return {};
           std::uint64_t bytes = 0;
-          for (const Simulated& s : runs) bytes += s.counters.of(Phase::decode).miss_bytes;
+          for (const Simulated& s : runs) {
+            bytes += s.counters.of(Phase::decode).miss_bytes;
+            requests[i] += s.counters.of(Phase::decode).requests;
+          }
           return bytes;
         });
+    need_decode(requests);
     // The default stays unless something is better: if the host computes all misses, every mixture has the same penalty.
     const auto usual = static_cast<std::size_t>(
         std::find(mixtures.begin(), mixtures.end(), CacheWeights{700, 100, 100, 100}) - mixtures.begin());
@@ -550,6 +561,7 @@ int by_time(const CalibrateArguments& a, const ParameterMember& member, const ch
           }
           return ns;
         });
+    need_decode(steps);
     Json calibrated = made_with(a, what,
                                 prefill_too ? "least simulated time, prefill and decode; of equal ones the first tried"
                                             : "least simulated decode time; of equal ones the smallest");
@@ -620,6 +632,12 @@ int gates(const CalibrateArguments& a) {
         tokens.push_back(tokenized(model, t).tokens);
         all += tokens.back().size();
       }
+      // Each window begins with tokens of its own, too.
+      const std::uint64_t begin = model.begin_tokens().size(), taken = a.window > begin ? a.window - begin : 1;
+      need_samples(all + begin * std::accumulate(tokens.begin(), tokens.end(), std::uint64_t{0},
+                                                 [&](std::uint64_t n, const auto& t) {
+                                                   return n + (t.size() + taken - 1) / taken;
+                                                 }));
       ProgressLine line("tokens");
       for (const std::vector<std::uint32_t>& t : tokens) {
         const auto progress = [&](std::uint64_t of_text) {
@@ -690,9 +708,7 @@ void add_gates(CLI::App* c, CalibrateArguments& a) {
   a.model.add_model(c);
   add_named(c, "--text", a.texts, "FILES", "to train on")->required();
   add_named(c, "--out", a.out, "FILE", "the gates (.safetensors)")->required();
-  c->add_option("--bytes", a.bytes, "at most so many of each text")
-      ->type_name("N")
-      ->check(CLI::Range(1ULL, 1ULL << 40U));
+  c->add_option("--bytes", a.bytes, "at most so many of each text")->type_name("N")->check(in_range(1ULL, 1ULL << 40U));
   add_count(c, "--window", a.window, 2, 1 << 20, "tokens; a text is cut into such, each a sequence of its own");
   add_count(c, "--depth", a.depth, 1, 4, "how many layers ahead");
   add_count(c, "--epochs", a.training.epochs, 1, 10000, "times that the texts are gone through");
@@ -704,9 +720,7 @@ CLI::Option* add_stack_arguments(CLI::App* c, CalibrateArguments& a) {
   add_named(c, "--stack", a.stack, "NAME|FILE", "from the list below, or a file; what else it says is kept")
       ->required();
   add_named(c, "--out", a.out, "FILE", "the stack file (.json)")->required();
-  c->add_option("--bytes", a.bytes, "at most so many of each text")
-      ->type_name("N")
-      ->check(CLI::Range(1ULL, 1ULL << 40U));
+  c->add_option("--bytes", a.bytes, "at most so many of each text")->type_name("N")->check(in_range(1ULL, 1ULL << 40U));
   add_count(c, "--window", a.window, 2, 1 << 20, "tokens; a text is cut into such, each a sequence of its own");
   add_named(c, "--machine", a.machine, "NAME|FILE", "whose times decide, on the virtual clock: a name or a file")
       ->capture_default_str();

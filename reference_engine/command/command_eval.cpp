@@ -312,7 +312,7 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
   add_count(c, "--window", a->eval.window, 2, 1 << 20, "tokens; a text is cut into such, each a sequence of its own");
   c->add_option("--bytes", a->bytes, "at most so many of each text")
       ->type_name("N")
-      ->check(CLI::Range(1ULL, 1ULL << 40U));
+      ->check(in_range(1ULL, 1ULL << 40U));
   c->add_option("--phase", a->phase, "run windows token by token, or each in one step, as a prompt")
       ->check(CLI::IsMember({"decode", "prefill"}))
       ->capture_default_str();

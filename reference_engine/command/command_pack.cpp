@@ -75,7 +75,7 @@ void add_pack_command(CLI::App& app, Action& chosen) {
                                  ->capture_default_str();
   c->add_option("--threads", a->pack.threads, "threads (default: one a processor)")
       ->type_name("N")
-      ->check(CLI::Range(1, 1024));
+      ->check(in_range(1, 1024));
   c->footer("What is written goes to STORE.part first; stopped or killed, the same command goes on where it ended.");
   c->callback([a, quantizer, group, &chosen] {
     const auto is_low = [](const std::string& precision) { return precision.starts_with("int"); };

@@ -11,6 +11,7 @@
 #include "command/model_flags.hpp"
 #include "command/token_ids.hpp"
 #include "ferry/macros.hpp"
+#include "ferry/router/expert_skipping.hpp"
 #include "inference/eval.hpp"
 #include "report/report.hpp"
 #include "support/bundled_files.hpp"
@@ -35,7 +36,7 @@ struct RecommendArguments {
   std::string trace, machine, as_shape, text, token_ids, device_memory, json, machine_out;
   std::vector<std::string> stacks;           ///< empty: all
   std::vector<const CLI::Option*> of_model;  ///< the options that say which model, and how it is read
-  bool lossless = false;
+  bool lossless = false, every_stack = false;
   std::uint32_t batch = 1, chunk = 128, tokens = 0, context = 0;  ///< 0: as help says
 };
 
@@ -86,6 +87,9 @@ class RecommendCommand {
     if (a_.trace.empty()) record();
     choose();
     if (model_) measure_losses();
+    if (options_.candidates.empty() && !left_out_.empty()) {
+      throw InputError(fmt::format("no stack may be chosen; {}: {}", left_out_[0].stack, left_out_[0].why));
+    }
     options_.threads = all_threads();
     {
       ProgressLine line("simulations");
@@ -95,6 +99,7 @@ class RecommendCommand {
       };
       result_ = recommend(options_);
     }
+    warn_of_batch(trace_->trace, a_.batch);
     for (RankedStack& s : result_.ranking) s.run.rounded = model_ && model_->rounds();
     if (result_.ranking.empty()) throw Interrupted();
     report();
@@ -128,7 +133,7 @@ class RecommendCommand {
     if (!a_.machine_out.empty() && a_.machine != this_machine) {
       throw InputError("--machine-out: is for --machine this, which is measured");
     }
-    if (a_.stacks.empty()) {
+    if (a_.every_stack = a_.stacks.empty(); a_.every_stack) {
       for (const StackInfo& s : all_stacks()) a_.stacks.push_back(s.name);
     } else {
       StackFlags unparameterised = a_.flags;
@@ -203,7 +208,9 @@ class RecommendCommand {
     check_tokens(model_->config(), {text_.tokens});
     text_.tokens.resize(std::min<std::size_t>(text_.tokens.size(), most));
     text_.bytes.resize(std::min<std::size_t>(text_.bytes.size(), most));
-    window_ = std::min<std::uint32_t>(256, model_->config().context);
+    // So many windows that a batch is full, if they do not become all too short.
+    const auto each = static_cast<std::uint32_t>(text_.tokens.size() / a_.batch);
+    window_ = std::min(std::clamp(each, 32U, 256U), model_->config().context);
     setting().trace_name = std::filesystem::path(source).filename().string();
   }
 
@@ -229,6 +236,7 @@ class RecommendCommand {
       for (std::uint32_t l = 0; l < shape.layers; ++l) beside.weights += work[work.size() == 1 ? 0 : l].dense_bytes;
     }
     all_bytes_ = shape.all_bytes();
+    weights_bytes_ = beside.weights;
     if (a_.device_memory.empty()) {
       budget_bytes_ = parse_budget(a_.flags.budget, all_bytes_);
       options_.doubled_bytes = 2 * budget_bytes_;
@@ -273,7 +281,8 @@ class RecommendCommand {
     if (!runner) runner = make_runner(*model_, o);
     RecordOptions r;
     r.window = window_;
-    r.prompt = std::max(1U, window_ / 4);
+    const auto tokens = static_cast<std::uint32_t>(model_->begin_tokens().size() + text_.tokens.size());
+    r.prompt = std::max(1U, std::min(window_, tokens) / 4);
     ProgressLine line("windows of the text");
     r.progress = [&line](std::uint64_t done, std::uint64_t total) {
       line.show(done, total);
@@ -297,13 +306,21 @@ class RecommendCommand {
       c.parameters = a_.flags.taken_by(name);
       const Kind kind = kind_of(c.options, all_bytes_);
       if (kind != Kind::exact && only_int4(c.options)) options_.in_int4.push_back(c);
+      // What a promise was calibrated for covers what the experts' own bits lose; less does not.
+      const double promised_from = ExpertSkipping().max_loss;
       if (kind == Kind::exact) {
         options_.candidates.push_back(c);
+      } else if (may_lose() && !model_ && kind == Kind::promised && most_loss() < promised_from) {
+        left_out_.push_back(
+            {c.label,
+             fmt::format("promises its loss, with that of INT4, from {:g}% on; --model measures it", promised_from)});
       } else if (may_lose() && (model_ || kind == Kind::promised)) {
         if (!model_) c.loss_percent = most_loss();
         options_.candidates.push_back(c);
       } else if (may_lose()) {
         unmeasured_.push_back(c.label);
+      } else if (!a_.every_stack) {
+        left_out_.push_back({c.label, "changes what the model computes: --max-loss 1% allows some of that"});
       }
       names_[c.label] = name;
     }
@@ -402,6 +419,13 @@ class RecommendCommand {
                                       100 * share(), a_.batch)) +
                     "\n\n",
                 columns);
+    const double device = setting().machine.device_bytes, needed = static_cast<double>(budget_bytes_ + weights_bytes_);
+    if (device > 0 && a_.device_memory.empty() && needed > device) {
+      text += wrapped(printable(fmt::format("Note: that and {} of other weights are more than the {} that {} has.\n\n",
+                                            gigabytes(weights_bytes_), gigabytes(static_cast<std::uint64_t>(device)),
+                                            setting().machine.name)),
+                      columns);
+    }
     std::size_t width = 5;
     for (const RankedStack& s : result_.ranking) width = std::max(width, s.candidate.label.size());
     text += fmt::format("    {:<{}}  {:>11}  {:>6}  {:>11}{}\n", "stack", width, "TPOT", "ratio", "TTFT",
@@ -546,7 +570,7 @@ class RecommendCommand {
   std::unique_ptr<Model> model_;
   TokenizedText text_;
   std::uint32_t window_ = 0;
-  std::uint64_t budget_bytes_ = 0, all_bytes_ = 0;
+  std::uint64_t budget_bytes_ = 0, all_bytes_ = 0, weights_bytes_ = 0;  ///< weights: those that are no experts
   RecommendOptions options_;
   Recommendation result_;
   std::vector<LeftOut> left_out_;             ///< before anything was simulated
@@ -574,7 +598,7 @@ void add_recommend_command(CLI::App& app, Action& chosen) {
   file("--token-ids", a->token_ids, "the same as tokens, for models without a tokenizer")->excludes("--text");
   c->add_option("--tokens", a->tokens, "at most so many of the text, or of the trace (default: 1024, 4096)")
       ->type_name("N")
-      ->check(CLI::Range(2U, 1U << 30U));
+      ->check(in_range(2U, 1U << 30U));
   add_named(c, "--as", a->as_shape, "NAME|FILE",
             "count each expert as large as this model's: a shape's name or file (tiny models)");
   add_named(c, "--machine", a->machine, "NAME|FILE|this",
@@ -592,7 +616,7 @@ void add_recommend_command(CLI::App& app, Action& chosen) {
                 "tokens of each sequence whose keys and values --device-memory has to hold (default: the model's "
                 "context, at most 4096)")
       ->type_name("N")
-      ->check(CLI::Range(1, 1 << 24));
+      ->check(in_range(1, 1 << 24));
   auto* lossless = c->add_flag("--lossless", a->lossless,
                                "only stacks that compute what the model's own weights do, bit for bit (the default)");
   const Parameter& most = parameter_of(&StackOptions::max_loss);

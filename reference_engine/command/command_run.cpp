@@ -609,7 +609,7 @@ void add_prompts(CLI::App* c, RunArguments& a) {
   add_count(c, "--max-new-tokens", a.max_new_tokens, 1, 1 << 28, "tokens to generate for each prompt");
   c->add_option("--batch", a.batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
       ->type_name("N")
-      ->check(CLI::Range(1, 8));
+      ->check(in_range(1, 8));
   add_count(c, "--prefill-chunk", a.prefill_chunk, 1, 65536, "tokens of a prompt in one step");
 }
 
@@ -643,7 +643,7 @@ void add_generation(CLI::App* c, RunArguments& a) {
   CLI::Option* logprobs = c->add_option("--logprobs", a.logprobs,
                                         "with --json: the logarithm of each token's probability, and so many likeliest")
                               ->type_name("N")
-                              ->check(CLI::Range(1, 100));
+                              ->check(in_range(1, 100));
   add_machine(c, a);
   c->add_flag("--gate-worker", a.gate_worker, "make predicted gate scores on a thread of their own");
   logprobs->needs(add_named(c, "--json", a.json, "FILE", "write all numbers to this file; - for standard output"));

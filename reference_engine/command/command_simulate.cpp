@@ -119,6 +119,7 @@ int simulate_command(SimulateArguments& a) {
     all.push_back(to_json(reports.back()));
     all.back()["command_line"] = command_line;
     if (const std::string& file = a.flags.named(s).calibrated; !file.empty()) all.back()["calibrated"] = file;
+    if (stop) all.back()["interrupted"] = true;  // bounds may be missing, if nothing else
     if (timeline_file) {
       std::ostringstream text;
       text.exceptions(std::ios::badbit);  // a stream would hide a lack of memory
@@ -128,6 +129,7 @@ int simulate_command(SimulateArguments& a) {
     if (stop) break;
   }
   print(to_table(reports, terminal_columns()) + a.flags.calibrated_note(a.stacks));
+  warn_of_batch(trace.trace, a.batch);
   if (assumes_nothing) {
     std::cerr << "note: no stack reads rows that the trace lacks: --assume-recall changes nothing\n";
   }
@@ -177,6 +179,7 @@ int sweep_command(const SimulateArguments& a) {
   for (const std::string& t : std::set<std::string>(grid.traces.begin(), grid.traces.end())) {
     const TraceFile file{std::filesystem::path(t)};  // refused before hours are spent on the others
     const ModelShape model = counted_as(file.trace.model, grid.as_shape);
+    warn_of_batch(file.trace, *std::max_element(grid.batches.begin(), grid.batches.end()));
     for (const std::string& b : grid.budgets) static_cast<void>(parse_budget(b, model.all_bytes(), "--budgets"));
     if (grid.assumed) made_up_bytes += assumed_bytes(file.trace, rows_read_by(grid, t, file.trace));
   }
@@ -260,7 +263,7 @@ void add_common(CLI::App* c, SimulateArguments& a) {
                 "proven lower bounds, and with `all` the stack with perfect prediction and Belady's cache")
       ->check(CLI::IsMember(bounds))
       ->capture_default_str();
-  c->add_option("--tokens", a.tokens, "stop after so many")->type_name("N")->check(CLI::Range(1ULL, 1ULL << 40U));
+  c->add_option("--tokens", a.tokens, "stop after so many")->type_name("N")->check(in_range(1ULL, 1ULL << 40U));
   auto* recall = c->add_option("--assume-recall", a.recall,
                                "make up what the trace lacks: of the experts that a layer needs, the share that is "
                                "predicted among the k best, and among the best quarter (Fate's: 0.79,0.97)")
@@ -310,7 +313,7 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   list("--machines", a->machines, "names from the list below, or files")->required();
   list("--stacks", a->stacks, "from the list below, or files")->required();
   list("--budgets", a->budgets, "shares (25%) or sizes (64MiB)")->capture_default_str();
-  list("--batches", a->batches, "sequences decoded together")->check(CLI::Range(1, 4096))->capture_default_str();
+  list("--batches", a->batches, "sequences decoded together")->check(in_range(1, 4096))->capture_default_str();
   const Parameter& pools = parameter_of(&StackOptions::pools);
   a->flags.add_parameter(w, pools);
   for (const Parameter& p : all_parameters()) {
@@ -326,17 +329,17 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
       ->type_name("FILE")
       ->check(a_file)
       ->required();
-  w->add_option("--threads", a->threads, "default: all cores")->type_name("N")->check(CLI::Range(1, 1024));
+  w->add_option("--threads", a->threads, "default: all cores")->type_name("N")->check(in_range(1, 1024));
   auto* rank =
       w->add_option("--rank", a->rank, "this process's share of the grid (default: from MPI's or Slurm's variables)")
           ->type_name("R")
           ->check(CLI::NonNegativeNumber);
-  auto* ranks = w->add_option("--ranks", a->ranks, "of how many")->type_name("N")->check(CLI::Range(1, 65536));
+  auto* ranks = w->add_option("--ranks", a->ranks, "of how many")->type_name("N")->check(in_range(1, 65536));
   rank->needs("--ranks");
   ranks->needs("--rank");
   w->add_option("--merge", a->merge, "instead: put the files of so many ranks together in --out")
       ->type_name("N")
-      ->check(CLI::Range(1, 65536))
+      ->check(in_range(1, 65536))
       ->excludes(rank)
       ->excludes("--ranks");
   w->footer(stacks_help() + machines);

@@ -52,6 +52,7 @@ int record(const TraceArguments& a) {
   check_outputs({a.out}, inputs);
   OutputFile out(a.out, trace_kind);
   const std::string text = a.text.empty() ? "" : read_text("--text", a.text);
+  if (text.empty() && !a.text.empty()) throw InputError(fmt::format("--text {}: the file is empty", a.text));
   const auto tokens = a.text.empty() ? read_token_ids(a.token_ids) : std::vector<std::vector<std::uint32_t>>{};
   RunnerOptions o;
   a.flags.set(o, a.stack);
@@ -101,8 +102,13 @@ int generate_trace(const TraceArguments& a) {
   OutputFile out(a.out, trace_kind);
   SyntheticOptions o = a.synthetic;
   o.partial = !a.no_partial;
-  for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.recall.size()); ++i) o.recall_top_k[i] = a.recall[i];
-  for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.top_1.size()); ++i) o.top_1[i] = a.top_1[i];
+  for (const auto& [option, values] : {std::pair("--recall", &a.recall), std::pair("--top-1", &a.top_1)}) {
+    if (values->size() <= o.ahead) continue;
+    throw InputError(fmt::format("{}: {} values for {} that {} predicted, expected at most as many (see --ahead)",
+                                 option, values->size(), layers(o.ahead), o.ahead == 1 ? "is" : "are"));
+  }
+  std::copy(a.recall.begin(), a.recall.end(), std::begin(o.recall_top_k));
+  std::copy(a.top_1.begin(), a.top_1.end(), std::begin(o.top_1));
   ProgressLine line("layers");
   o.progress = [&line](std::uint64_t done, std::uint64_t all) {
     line.show(done, all);
@@ -185,8 +191,8 @@ void add_record(CLI::App* c, TraceArguments& a) {
   c->add_option("--prompt-tokens", a.prompt,
                 "of those, how many are prompt; the rest runs token by token (default: a fourth, 64 at most)")
       ->type_name("N")
-      ->check(CLI::Range(1, 1 << 20));
-  c->add_option("--tokens", a.record.tokens, "stop after about so many")->type_name("N")->check(CLI::Range(1U, ~0U));
+      ->check(in_range(1, 1 << 20));
+  c->add_option("--tokens", a.record.tokens, "stop after about so many")->type_name("N")->check(in_range(1U, ~0U));
   add_named(c, "--stack", a.stack, "NAME|FILE",
             "run under this stack; importance+pre also gives the scores of partial hidden states")
       ->capture_default_str();
@@ -220,9 +226,9 @@ void add_generate(CLI::App* c, TraceArguments& a) {
   add_count(c, "--prompt-tokens", y.prompt, 0U, 1U << 20U, "of each sequence");
   add_count(c, "--tokens", y.tokens, 0U, 1U << 20U, "of decode, behind each prompt");
   add_count(c, "--ahead", y.ahead, std::uint16_t{0}, std::uint16_t{4}, "layers to predict");
-  c->add_flag("--no-partial", a.no_partial, "without scores of partial hidden states");
+  CLI::Option* no_partial = c->add_flag("--no-partial", a.no_partial, "without scores of partial hidden states");
   auto share = [&](const char* name, auto& value, const char* help) {
-    c->add_option(name, value, help)->type_name("SHARE")->check(CLI::Range(0.0, 1.0) & not_nan);
+    return c->add_option(name, value, help)->type_name("SHARE")->check(CLI::Range(0.0, 1.0) & not_nan);
   };
   share("--reuse", y.reuse, "a chosen expert is chosen at the next token");
   share("--favourites", y.favourites, "and half a sequence later");
@@ -241,8 +247,9 @@ void add_generate(CLI::App* c, TraceArguments& a) {
   share("--recall-percentile", y.recall_percentile, "above the 75th percentile, one layer ahead (Fate)");
   share("--recall-prefill", y.recall_prefill, "of a prompt's experts (Fate)");
   add_count(c, "--shallow", y.shallow, std::uint16_t{0}, std::uint16_t{65535}, "layers that are predicted worse");
-  share("--partial-top-score", y.partial_top_score, "predicted as top-score by partial states, and right");
-  share("--partial-active", y.partial_active, "of the others, at least chosen");
+  share("--partial-top-score", y.partial_top_score, "predicted as top-score by partial states, and right")
+      ->excludes(no_partial);
+  share("--partial-active", y.partial_active, "of the others, at least chosen")->excludes(no_partial);
   c->footer(shapes_help() + "\nWhat is left out takes the papers' values: docs/synthetic.md.");
 }
 

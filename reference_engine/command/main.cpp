@@ -167,11 +167,32 @@ class Help : public CLI::Formatter {
   }
 };
 
-/// `ferry help run` is `ferry run --help`.
-void help_by_name(std::vector<std::string>& arguments) {
-  if (arguments.empty() || arguments[0] != "help") return;
+/// `ferry help run` is `ferry run --help`. Whether help was asked for so.
+bool help_by_name(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] != "help") return false;
   arguments.erase(arguments.begin());
   arguments.emplace_back("--help");
+  return true;
+}
+
+/// Refuses help of what is no command.
+void check_help(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* command = &app;
+  for (const std::string& word : words) {
+    if (word.starts_with('-')) return;
+    std::vector<std::string> known;
+    const CLI::App* named = nullptr;
+    for (const CLI::App* c : command->get_subcommands({})) {
+      known.push_back(c->get_name());
+      if (known.back() == word) named = c;
+    }
+    if (known.empty()) {
+      throw InputError(
+          fmt::format("help: {} has no commands of its own, so no \"{}\"", full_name(*command), printable(word)));
+    }
+    if (named == nullptr) throw InputError(lead(full_name(*command)) + unknown_name("command", word, known));
+    command = named;
+  }
 }
 
 /// Commands that are made together.
@@ -267,7 +288,7 @@ int main(int argc, char** argv) try {
   Action chosen;
   command_line.assign(argv, argv + argc);
   std::vector<std::string> commands, arguments(argv + std::min(argc, 1), argv + argc);
-  help_by_name(arguments);
+  const bool helps = help_by_name(arguments);
   add_commands(app, chosen, arguments);
   read_decimals(app);
 
@@ -277,6 +298,7 @@ int main(int argc, char** argv) try {
         std::find(commands.begin(), commands.end(), arguments[0]) == commands.end()) {
       throw InputError(unknown_name("command", arguments[0], commands));
     }
+    if (helps) check_help(app, arguments);
     check_lists(app, arguments);
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
     app.parse(std::move(arguments));

@@ -77,7 +77,7 @@ void ModelFlags::add_experts(CLI::App* c) {
       ->capture_default_str();
   c->add_option("--threads", threads, "that compute on the CPU; results do not depend on it (default: one a processor)")
       ->type_name("N")
-      ->check(CLI::Range(1, 1024));
+      ->check(in_range(1, 1024));
   c->add_flag("--pin-threads", pin_threads, "keep each of them but the first on a processor of its own");
 }
 

@@ -58,7 +58,7 @@ void SamplingFlags::add(CLI::App* c) {
          "0 takes the likeliest token (default, as for the others: the model's generation_config.json; else 0)");
   c->add_option("--top-k", top_k, "draw from so many likeliest tokens; 0: from all")
       ->type_name("N")
-      ->check(CLI::Range(0U, 1U << 24U));
+      ->check(in_range(0U, 1U << 24U));
   number("--top-p", top_p, "draw from the fewest likeliest tokens that have this probability together");
   number("--min-p", min_p, "draw from tokens at least this share as likely as the likeliest");
   number("--repeat-penalty", repeat_penalty, "divides the logits of tokens that the text has");

@@ -68,7 +68,7 @@ Machine read_machine(const Json& root, const std::string& where_from) {
   m.link = speed(link, "link", "bytes_per_s");
   m.link_latency_s = part(link, "link: ", "latency_s", 0, 1000);
   m.device_memory = speed(memory, "device_memory", "bytes_per_s");
-  if (memory.has("bytes")) static_cast<void>(part(memory, "device_memory: ", "bytes", 1));
+  if (memory.has("bytes")) m.device_bytes = part(memory, "device_memory: ", "bytes", 1);
   m.device_compute = speed(compute, "device_compute", "flops");
   m.device_launch_s = part(f, "", "device_launch_s", 0, 1000);
   m.host_memory = speed(host_memory, "host_memory", "bytes_per_s");

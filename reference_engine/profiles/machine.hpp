@@ -32,6 +32,7 @@ struct Machine {
   std::string name;
   Speed link, device_memory, device_compute, host_memory, host_compute;  ///< a second: bytes, or operations
   double link_latency_s = 0, device_launch_s = 0, host_launch_s = 0;
+  double device_bytes = 0;  ///< of its memory; 0: the file does not say
   /// Shares of their speed: what a copy on the link leaves to the host's memory, and what the computing host leaves to the
   /// link.
   double host_beside_copies = 1, link_beside_host = 1;

@@ -19,7 +19,12 @@ bool is_stack_file(const std::string& name) {
 }
 
 NamedStack read_stack(const std::string& name) {
-  if (!is_stack_file(name)) return {"", name, find_stack(name).name, Json::object(), ""};
+  if (!is_stack_file(name)) {
+    const auto& all = all_stacks();
+    const bool known = std::any_of(all.begin(), all.end(), [&](const StackInfo& s) { return s.name == name; });
+    if (!known) refuse_file_as_name("stack", name);
+    return {"", name, find_stack(name).name, Json::object(), ""};
+  }
   const Json json = read_json(name);
   const Fields fields(json, name);
   const std::vector<std::string> known = {"stack", "parameters", "calibrated"};

@@ -47,6 +47,7 @@ std::filesystem::path data_file(const std::string& folder, const std::string& ki
   if (name_or_path.find('/') != std::string::npos || path.extension() == ".json") return path;
   const auto names = data_names(folder);
   if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
+    refuse_file_as_name(kind, name_or_path);
     throw InputError(unknown_name(kind, name_or_path, names));
   }
   return data_directory() / folder / (name_or_path + ".json");

@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
+
+#include "support/errors.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -45,6 +48,12 @@ std::string nearest_name(const std::string& kind, const std::string& name, const
 
 std::string unknown_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known) {
   return fmt::format("{} ({})", nearest_name(kind, name, known), fmt::join(known, ", "));
+}
+
+void refuse_file_as_name(const std::string& kind, const std::string& name) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(name, none)) return;
+  throw InputError(fmt::format("unknown {} \"{}\": to name the file that is here, write ./{}", kind, name, name));
 }
 
 }  // namespace ferry::engine

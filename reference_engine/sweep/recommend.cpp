@@ -230,7 +230,10 @@ Recommendation recommend(const RecommendOptions& o) {
                          : fmt::format("no stack can run; {}: {}", r.left_out[0].stack, r.left_out[0].why));
   }
   if (!r.ranking.empty() && r.ranking[0].run.generated.decode_steps == 0) {
-    throw InputError(fmt::format("{}: no token is decoded, expected more than prompts", o.setting.trace_name));
+    throw InputError(
+        fmt::format("{}: all tokens that were simulated are prompts: expected more --tokens, a longer text, or "
+                    "a smaller --batch, whose prompts come first",
+                    o.setting.trace_name));
   }
   std::stable_sort(r.ranking.begin(), r.ranking.end(), [](const RankedStack& a, const RankedStack& b) {
     return sooner(a.tpot_s(), a.ttft_s(), b.tpot_s(), b.ttft_s());

@@ -78,6 +78,11 @@ ModelShape SimulatedSetting::model() const {
 Costs SimulatedSetting::machine_costs() const {
   Costs c = machine.costs(as_shape.empty() ? trace->work : read_shape(as_shape).work, costs);
   c.prefetch_chunk_bytes = parse_chunk(prefetch_chunk, model().bytes(0, Precision::full));
+  try {
+    c.validate(model());
+  } catch (const ConfigError& e) {
+    throw ConfigError(fmt::format("machine {}: {}", machine.name, e.what()));
+  }
   return c;
 }
 

@@ -175,6 +175,9 @@ std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path,
     }
     const std::string line = text.substr(at, end - at);
     const std::string where = fmt::format("{}: line {}", path.string(), number);
+    if (number == 1 && text.find("\"sweep\":{") == std::string::npos) {
+      throw InputError(fmt::format("{}: holds no results of a sweep: name another --out", path.string()));
+    }
     if (seal_of(line) != Seal::right) {
       throw InputError(
           fmt::format("{}: is damaged, or of an older ferry: its checksum {}: take the line away, and its "
