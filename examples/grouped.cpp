@@ -1,6 +1,8 @@
 // An engine that computes a layer's experts in one grouped kernel, which runs after all copies of its layer. The budget
 // therefore includes a stream slot for each expert that a layer can ask for: with fewer, a copy may wait for a task's `done`.
+#include <array>
 #include <cstdio>
+#include <numeric>
 #include <random>
 
 #include "ferry/link/host_thread.hpp"
@@ -68,7 +70,8 @@ int main() {
     const ferry::View<const float> all(&taste[layer * rows * experts], rows * experts);
     return ferry::Scores{layer, all, all};
   };
-  const std::uint32_t sequences[rows] = {0, 1, 2, 3, 4, 5, 6, 7};
+  std::array<std::uint32_t, rows> sequences;
+  std::iota(sequences.begin(), sequences.end(), 0U);
   std::uint32_t launches = 0, groups_run = 0;
   for (int step = 0; step < 50; ++step) {
     for (float& t : taste) t = 0.95F * t + 0.05F * number();

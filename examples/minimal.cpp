@@ -100,7 +100,7 @@ int main() {
         pipe.done(task);
       }
       pipe.finish(l);
-      for (const ferry::Route& r : plan.routes) expected += r.weight * static_cast<float>(10 * l + r.expert);
+      for (const ferry::Route& r : plan.routes) expected += r.weight * static_cast<char>(10 * l + r.expert);
       if (output < expected - 1e-3F || output > expected + 1e-3F) return std::puts("wrong bytes!"), 1;
     }
   }

@@ -88,7 +88,10 @@ int main() {
     for (std::uint16_t e = 0; e < experts; ++e) host.insert(host.end(), expert_bytes, content({l, e}));
   }
   // The second device is smaller. The layers are split so that each device has room for half of its experts.
-  Device big(host, 0, 6, 6 * experts * expert_bytes / 2), small(host, 6, 4, 4 * experts * expert_bytes / 2);
+  constexpr std::uint16_t first = layers * 6 / 10, second = layers - first;
+  static_assert(first > 0 && second > 0, "each device has a layer at least");
+  Device big(host, 0, first, first * experts * expert_bytes / 2);
+  Device small(host, first, second, second * experts * expert_bytes / 2);
 
   std::mt19937 random(1);
   std::vector<float> scores(layers * experts);  // drifting from token to token

@@ -230,7 +230,8 @@ std::vector<float> scaled_gate(const Checkpoint& checkpoint, const ModelConfig& 
 void take_names(const Checkpoint& checkpoint, ModelConfig& c) {
   const auto has = [&](const TensorNames& names) {
     const auto at = [&](const std::string& name) {
-      return name.empty() || checkpoint.find(c.tensor(c.moe_layers[0], name)) != nullptr;
+      return name.empty() ||
+             checkpoint.find(fmt::format("{}layers.{}.{}", names.model, c.moe_layers[0], name)) != nullptr;
     };
     return at(names.gate) && at(names.choice_bias);
   };

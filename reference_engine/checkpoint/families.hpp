@@ -1,6 +1,7 @@
 /// @file
 /// The families of models that the engine computes.
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,8 @@ struct FamilyDefaults {
   double norm_epsilon = 0;
   std::optional<std::uint32_t> end_token;
   bool latent = false;  ///< it has latent attention, whose heads have widths of their own
+  /// Where files of models that also see say whether embeddings are tied.
+  enum class Tied : std::uint8_t { root_or_text, root, text, either } tied = Tied::root_or_text;
 };
 
 /// The defaults of a family, which are needed before any field is read, since families spell fields in different ways. Throws

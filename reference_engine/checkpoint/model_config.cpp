@@ -126,8 +126,16 @@ bool is_of_media(const std::string& name) {
                      [&](const char* part) { return name.find(part) != std::string::npos; });
 }
 
-/// One token or a list of them; null: nothing ends a text. `absent`: the default where the file lacks the field, ignored if
-/// the vocabulary does not have that token.
+/// Whether the embeddings of a model that also sees are the head, too. `text`: what its text's part says.
+bool is_tied(const Fields& whole, bool text, FamilyDefaults::Tied by) {
+  using Tied = FamilyDefaults::Tied;
+  if (by == Tied::root_or_text) return whole.flag("tie_word_embeddings", text);
+  const bool root = whole.flag("tie_word_embeddings", false);
+  return by == Tied::root ? root : text || (by == Tied::either && root);
+}
+
+/// One token or a list of them; null: nothing ends a text. Tokens that the vocabulary does not have are ignored: small models
+/// may have the default of their family, which has more. `absent`: that default, where the file lacks the field.
 std::vector<std::uint32_t> read_end_tokens(const Fields& f, std::uint32_t vocabulary,
                                            std::optional<std::uint32_t> absent) {
   std::vector<std::uint32_t> all;
@@ -138,11 +146,10 @@ std::vector<std::uint32_t> read_end_tokens(const Fields& f, std::uint32_t vocabu
   }
   const Json& field = f.at("eos_token_id");
   for (const Json& token : field.is_array() ? field : Json::array({field})) {
-    if (!token.is_number_unsigned() || token.get<std::uint64_t>() >= vocabulary) {
-      f.refuse("eos_token_id",
-               fmt::format("whole numbers from 0 to {}, one by itself or some in a list, or null", vocabulary - 1));
+    if (!token.is_number_unsigned() || token.get<std::uint64_t>() >= no_token) {
+      f.refuse("eos_token_id", "whole numbers, one by itself or some in a list, or null");
     }
-    all.push_back(token.get<std::uint32_t>());
+    if (const auto one = token.get<std::uint32_t>(); one < vocabulary) all.push_back(one);
   }
   return all;
 }
@@ -229,15 +236,19 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (c.hidden % c.heads != 0) f.refuse("hidden_size", fmt::format("a multiple of {} heads", c.heads));
     c.head_dim = c.hidden / c.heads;
   }
-  if (c.head_dim % 2 != 0) {
-    f.has(head_dim) ? f.refuse(head_dim, "an even number")
-                    : f.refuse("hidden_size", fmt::format("an even number for each of {} heads", c.heads));
-  }
   c.vocabulary = f.whole("vocab_size", 2, 1U << 24U);
   c.context = f.whole("max_position_embeddings", 1, 1U << 28U);
   const auto says = [&f](const char* name) { return f.has(name) || f.is_null(name); };
   c.norm_epsilon = says("rms_norm_eps") ? f.number("rms_norm_eps", 0) : absent.norm_epsilon;
-  if (f.has("bos_token_id")) c.begin_token = f.whole("bos_token_id", 0, c.vocabulary - 1);
+  if (f.has("bos_token_id")) {
+    const std::uint32_t token = f.whole("bos_token_id", 0, no_token - 1);
+    // Small models may have the default of their family, which has more tokens.
+    if (token < c.vocabulary) {
+      c.begin_token = token;
+    } else {
+      c.unknown.emplace_back("bos_token_id");
+    }
+  }
   c.end_tokens = read_end_tokens(f, c.vocabulary, absent.end_token);
   if (nested && whole.has("eos_token_id")) {
     for (const std::uint32_t token : read_end_tokens(whole, c.vocabulary, std::nullopt)) {
@@ -252,7 +263,12 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (fields->has("quantization_config")) read_quantization(*fields, where, c);
   }
   read_family(f, c);
-  if (nested) c.tied_embeddings = whole.flag("tie_word_embeddings", c.tied_embeddings);
+  const bool turns = std::any_of(c.layer.begin(), c.layer.end(), [](const LayerConfig& l) { return l.turns; });
+  if (turns && c.head_dim % 2 != 0) {
+    f.has(head_dim) ? f.refuse(head_dim, "an even number")
+                    : f.refuse("hidden_size", fmt::format("an even number for each of {} heads", c.heads));
+  }
+  if (nested) c.tied_embeddings = is_tied(whole, c.tied_embeddings, absent.tied);
 
   if (c.value_dim == 0) c.value_dim = c.head_dim;
   if (c.attention_scale == 0) c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));

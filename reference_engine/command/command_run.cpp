@@ -229,7 +229,7 @@ class Runs {
                                                          : ModelFlags::Budgets{{}, a_.device_memory});
   }
 
-  /// The positions of each prompt, with those that it may generate. Refuses prompts that are too long before minutes are spent
+  /// The positions of each prompt, with those of what it may generate but for the last token, which is not run. Refuses prompts that are too long before minutes are spent
   /// on the others.
   [[nodiscard]] std::vector<std::uint32_t> check_prompts() const {
     const bool by_tokens = !options_.token_prompts.empty();
@@ -237,7 +237,7 @@ class Runs {
     const auto all_tokens = tokens_of(*model_, options_);
     for (std::size_t i = 0; i < all_tokens.size(); ++i) {
       const std::size_t tokens = all_tokens[i].size();
-      const std::uint64_t wanted = tokens + options_.max_new_tokens;
+      const std::uint64_t wanted = tokens + std::max<std::uint64_t>(options_.max_new_tokens, 1) - 1;
       positions.push_back(static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, model_->config().context)));
       if (tokens <= model_->config().context) continue;
       if (by_tokens) {

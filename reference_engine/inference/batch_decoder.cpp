@@ -64,7 +64,9 @@ std::unique_ptr<BatchDecoder::Place> BatchDecoder::make_place(const DecodeReques
   p->limit = std::min(request.max_new_tokens, room);
   if (room < request.max_new_tokens) p->at_limit = Ended::context;
   p->over = p->limit == 0;
-  p->positions = std::max(request.positions, static_cast<std::uint32_t>(request.tokens.size()) + p->limit);
+  // The last token that is made is not run.
+  const std::uint32_t run = static_cast<std::uint32_t>(request.tokens.size()) + std::max(p->limit, 1U) - 1;
+  p->positions = std::max(request.positions, run);
   return p;
 }
 

@@ -482,10 +482,13 @@ TEST_CASE("what cannot be calibrated is refused in one line") {
   const std::string at = folder.path().string();
   write_file(folder.path() / "text", prompts()[0]);
   write_file(folder.path() / "empty", "");
+  write_file(folder.path() / "short", "Hi");
   write_file(folder.path() / "hobbit.json", R"({"stack": "hobbit"})");
   const std::string text = " --text " + at + "/text ", out = " --out " + at + "/out.json";
   const std::map<std::string, std::string> cases = {
       {"calibrate precision --stack lru" + text + out, "lru has no --t1"},
+      {"calibrate low-pool --stack hobbit --text " + at + "/short" + out, "no token is decoded"},
+      {"calibrate cache-weights --stack hobbit --text " + at + "/short" + out, "no token is decoded"},
       {"calibrate substitution --stack hobbit" + text + out, "importance+er"},
       {"calibrate cache-weights --stack fate" + text + out, "stacks that do: hobbit"},
       {"calibrate shallow-boundary --stack lru" + text + out, "lru has no --shallow-layers"},

@@ -4,8 +4,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 
+#include "checkpoint/model_config.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "engine/fixtures/tiny_logits.hpp"
@@ -68,6 +71,30 @@ TEST_CASE("tied embeddings: an lm_head.weight that differs is refused") {
   TinyCheckpoint shape = tied();
   shape.shapes["lm_head.weight"] = {8, 258};
   CHECK(says(refused(shape), {"\"lm_head.weight\" has shape [8, 258], expected [258, 8]"}));
+}
+
+TEST_CASE("tied embeddings of models that also see: each family has its own place for them") {
+  const auto tied = [](const char* family, const Json& root, const Json& text) {
+    std::ifstream file(golden_file("zoo") / family / "config.json");
+    Json config = Json::parse(file);
+    for (auto& [where, said] : {std::pair(&config, &root), std::pair(&config["text_config"], &text)}) {
+      where->erase("tie_word_embeddings");
+      if (!said->is_null()) (*where)["tie_word_embeddings"] = *said;
+    }
+    return config_from(config, "config.json").tied_embeddings;
+  };
+  CHECK_FALSE(tied("qwen3_vl_moe", {}, true));  // the text's part alone says nothing
+  CHECK(tied("qwen3_vl_moe", true, false));
+  CHECK(tied("glm4v_moe", false, true));
+  CHECK(tied("glm4v_moe", true, false));
+  CHECK_FALSE(tied("glm4v_moe", {}, {}));
+}
+
+TEST_CASE("a tensor without elements is as good as none") {
+  TinyCheckpoint empty;
+  empty.values["model.layers.1.mlp.shared_experts.up_proj.weight"] = {};
+  empty.shapes["model.layers.1.mlp.shared_experts.up_proj.weight"] = {0, 8};
+  CHECK(refused(empty).empty());
 }
 
 TEST_CASE("tied embeddings: values count, not the type that they are stored in") {

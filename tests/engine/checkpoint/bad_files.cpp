@@ -198,7 +198,7 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(
       names(refused_config([](Json& c) { c["head_dim"] = 3; }), "field \"head_dim\": expected an even number, got 3"));
   CHECK(names(refused_config([](Json& c) { c["tie_word_embeddings"] = 1; }), "expected true or false, got 1"));
-  CHECK(names(refused_config([](Json& c) { c["bos_token_id"] = 258; }), "field \"bos_token_id\""));
+  CHECK(names(refused_config([](Json& c) { c["bos_token_id"] = -1; }), "field \"bos_token_id\""));
   CHECK(names(refused_config([](Json& c) { c["architectures"] = {"LlamaForCausalLM"}; }), "Mixtral, Olmoe, "));
   CHECK(names(refused_config([](Json& c) { c["architectures"] = "MixtralForCausalLM"; }), "one name in a list"));
   CHECK(names(refused_config([](Json& c) { c = Json::array(); }), "expected a JSON object"));

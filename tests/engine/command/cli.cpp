@@ -251,6 +251,9 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("trace", {"ferry trace: expected a command: record, import"});
   refuses("trace reord", {"ferry trace: unknown command \"reord\": did you mean \"record\"?"});
   refuses("help walk", {"unknown command \"walk\""});
+  refuses("help trace recrod", {"ferry trace: unknown command \"recrod\": did you mean \"record\"?"});
+  refuses("help run lru", {"help: ferry run has no commands of its own, so no \"lru\""});
+  CHECK(run_ferry("help trace record").status == 0);
   refuses("run --stak lru", {"ferry run: unknown option \"--stak\": did you mean \"--stack\"?"});
   refuses("run --stak=lru", {"did you mean \"--stack\"?"});
   refuses("run --budget 4 GiB", {"ferry run: nothing takes \"GiB\""});
@@ -263,11 +266,17 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("bench --text x --seed 1", {"--text excludes --seed"});
   refuses("pack --model tiny-mixtral --precisions full --group 64 --out x", {"--group: is for low precision", "int4"});
   refuses("run --logprobs 2", {"--logprobs requires --json"});
-  refuses("eval --text x --window 1", {"--window", "not in range 2 to"});  // where nothing would follow a token
+  refuses("eval --text x --window 1",
+          {"--window: expected a whole number from 2 to ", "got \"1\""});  // where nothing would follow a token
   refuses("run --prompt-file - --prompt-file -", {"--prompt-file -: standard input is one prompt"});
   refuses("list ferries", {"ferries", "stacks", "(see ferry list --help)"});
   refuses("run --seed 18446744073709551616", {"--seed", "a whole number from 0 to 18446744073709551615"});
   refuses("run --seed 1.5", {"--seed"});
+  refuses("run --max-new-tokens 1e2", {"--max-new-tokens: expected a whole number from 1 to 268435456, got \"1e2\""});
+  refuses("trace generate --shape mixtral-8x7b --out x --ahead 1 --recall 0.8,0.7",
+          {"--recall: 2 values for 1 layer that is predicted"});
+  refuses("trace generate --shape mixtral-8x7b --out x --no-partial --partial-active 0.9",
+          {"--partial-active excludes"});
   refuses("pack --model tiny-mixtral --out -", {"--out", "expected a file"});
   refuses("sweep --traces x --machines rtx3090-pcie3 --stacks lru --out -", {"--out", "expected a file"});
   refuses("run --prompt-file - --json - --timeline -", {"-: named for two outputs"});

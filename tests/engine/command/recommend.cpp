@@ -192,6 +192,20 @@ TEST_CASE("a device's memory becomes what it leaves for experts") {
   CHECK(as["budget_bytes"] == 8'000'000'000 - 8 * 2 * weights);
 }
 
+TEST_CASE("what a recommendation cannot do as asked, it says") {
+  const Fixture f;
+  const std::string of = "recommend --trace " + f.at("t.safetensors") + " --machine rtx3080ti-pcie4 --as mixtral-8x7b ";
+  const Outputs r = run_ferry(of + "--stacks lru,fate --batch 64 --budget 40%");
+  CHECK(r.status == 0);
+  CHECK(r.out.find("fate: changes what the model computes") != std::string::npos);
+  CHECK(r.error.find("note: batch 64: the routing has ") != std::string::npos);
+  // All experts of eight of Mixtral's layers are 22.5 GB, and the GPU has 12.
+  CHECK(r.out.find("Note:") == std::string::npos);
+  const Outputs most = run_ferry(of + "--stacks lru --budget 60%");
+  CHECK(most.status == 0);
+  CHECK(most.out.find("Note: that and ") != std::string::npos);
+}
+
 TEST_CASE("this machine is measured, and what was measured is kept") {
   const Fixture f;
   const std::string of = "--trace " + f.at("t.safetensors") + " --stacks lru,ferry --budget 40% ";
@@ -225,8 +239,10 @@ TEST_CASE("each mistake in a recommendation gets one line") {
   refuses(of + "--max-loss 1% --lossless", {"--lossless", "--max-loss"});
   refuses(of + "--max-loss 101%", {"--max-loss"});
   refuses(of + "--stacks lru,nosuch", {"unknown stack"});
-  refuses(of + "--stacks hobbit", {"no stack may be chosen"});
-  refuses(of + "--tokens 20", {"no token is decoded"});
+  refuses(of + "--stacks hobbit", {"no stack may be chosen; hobbit: changes what the model computes: --max-loss"});
+  refuses(of + "--stacks ferry-lossy --max-loss 0.5%",
+          {"ferry-lossy: promises its loss, with that of INT4, from 1% on"});
+  refuses(of + "--tokens 20", {"all tokens that were simulated are prompts", "--tokens"});
   refuses(of + "--machine-out x.json", {"--machine this"});
   refuses(of + "--json " + f.at("t.safetensors"), {"t.safetensors"});
   refuses("recommend --model tiny-mixtral --machine rtx3090-pcie3 --device-memory 1GB --context 2000",

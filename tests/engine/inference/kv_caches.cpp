@@ -12,6 +12,7 @@
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
 #include "inference/batch_decoder.hpp"
 #include "support/errors.hpp"
 #include "support/quick.hpp"
@@ -158,6 +159,33 @@ TEST_CASE("caches of recent positions: a text goes back as far as they remember,
   CHECK(finish(again) == anew(request(510, 500)));
   CHECK(again.add_behind(0, request(400, 300)) == 300);  // all of it is still there
   CHECK(finish(again) == anew(request(400, 300)));
+}
+
+TEST_CASE("LongRoPE goes by the tokens that are run, which the last one that is made is not") {
+  test::TinyCheckpoint checkpoint;
+  checkpoint.config["rope_parameters"] = {{"rope_type", "longrope"},
+                                          {"rope_theta", 10000.0},
+                                          {"short_factor", {1.0, 2.0}},
+                                          {"long_factor", {9.0, 30.0}},
+                                          {"original_max_position_embeddings", 16}};
+  const test::TemporaryFolder folder;
+  checkpoint.write(folder.path());
+  CpuModel model(folder.path());
+  const auto runner = runner_with_half(model, "lru");
+  const auto first_logits = [&](std::uint32_t made) {
+    DecodeRequest r;
+    for (std::uint32_t i = 0; i < 12; ++i) r.tokens.push_back(some_token(i));
+    r.max_new_tokens = made;
+    r.keep_logits = r.ignore_end = true;
+    BatchDecoder decoder(model, *runner, {1, 64, false});
+    decoder.add(r);
+    while (decoder.prefilling() || decoder.decoding()) decoder.step();
+    std::vector<float> logits = decoder.decoded(0).logits;
+    logits.resize(model.config().vocabulary);
+    return logits;
+  };
+  CHECK(first_logits(5) == first_logits(1));  // 16 tokens are run
+  CHECK(first_logits(6) != first_logits(1));
 }
 
 TEST_CASE("caches of recent positions: a step larger than they were made for is refused, not computed wrong") {

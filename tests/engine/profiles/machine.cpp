@@ -208,6 +208,14 @@ TEST_CASE("a field of a machine that nobody knows is refused: misspelt, it would
         }).empty());
 }
 
+TEST_CASE("a GPU of today is a machine") {  // a B200: 2.25e15 operations a second in bf16
+  CHECK(refused_machine([](Json& j) { j["device_compute"]["peak_flops"]["value"] = 2.25e15; }).empty());
+  CHECK(says(refused_machine([](Json& j) { j["device_compute"]["peak_flops"]["value"] = 1.1e16; }),
+             {"device_compute: peak_flops", "from 1 to 1e+16"}));
+  CHECK(says(refused_machine([](Json& j) { j["link"]["peak_bytes_per_s"]["value"] = 2.25e15; }),
+             {"link: peak_bytes_per_s", "from 1 to 1e+15"}));
+}
+
 TEST_CASE("a damaged machine names the field") {
   const std::pair<const char*, std::vector<const char*>> objects[] = {
       {"link", {"peak_bytes_per_s", "effective_bytes_per_s", "latency_s", "beside_host"}},

@@ -545,7 +545,8 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
   }
   SUBCASE("no part of a store") {
     for (const std::string& other :
-         {std::string("notes"), read_file(p.model / "model.safetensors"), right.substr(0, 8)}) {
+         {std::string("notes"), read_file(p.model / "model.safetensors"), right.substr(0, 8), std::string(6, '\0'),
+          std::string(64, '\0') + "data of somebody else", std::string(right.size() - 1, '\0')}) {
       write_file(part, other);
       CHECK_THROWS_WITH_AS(static_cast<void>(pack_store(p.model, p.store, {})),
                            doctest::Contains("is there, and no unfinished store"), InputError);

@@ -23,6 +23,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "ferry/error.hpp"
+#include "ferry/macros.hpp"
 #include "profiles/shape.hpp"
 #include "stacks/stack_options.hpp"
 #include "support/bundled_files.hpp"
@@ -577,6 +578,12 @@ TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("
   other.batches = {2};
   message(other);
 
+  Json older = Json::parse(lines_of(text)[0]);
+  CHECK(older["sweep"]["ferry"] == FERRY_VERSION);
+  older["sweep"]["ferry"] = "0.0.1";
+  write_file(out, sealed(older) + "\n");
+  CHECK(says(refusal("", [&] { run(grid, out); }), {"line 1", "was run by ferry 0.0.1", "another --out"}));
+  write_file(out, text);
   CHECK(sealed(Json::parse(lines_of(text)[0])) == lines_of(text)[0]);
   auto damaged = [&](const std::function<void(Json&)>& change, const Lines& parts) {
     Json line = Json::parse(lines_of(text)[0]);
@@ -1086,6 +1093,14 @@ TEST_CASE("each mistake in a sweep gets one line, before any cell runs" * doctes
 TEST_CASE("what is wrong for all cells is said before any runs, and leaves no file") {
   const Environment environment;
   const SweepFixture f;
+  // Results tell machines apart by the names that stand in their files.
+  Json machine = read_json(data_file("machines", "machine", "rtx3090-pcie3"));
+  write_file(f.at("other.json"), machine.dump());
+  refuses(
+      "sweep --stacks lru --traces " + quoted(f.at("a.safetensors")) + " --out " + quoted(f.at("out.jsonl")) +
+          " --machines rtx3090-pcie3," + quoted(f.at("other.json")),
+      {"--machines: rtx3090-pcie3 and ", "other.json have one name, \"" + machine["name"].get<std::string>() + "\""});
+  CHECK_FALSE(std::filesystem::exists(f.at("out.jsonl")));
   const std::string sweep =
       "sweep --stacks lru --traces " + quoted(f.at("a.safetensors")) + " --out " + quoted(f.at("out.jsonl"));
   refuses(sweep + " --machines rtx3090-pcie3 --as mixtral", {"did you mean \"mixtral-8x7b\"?"});
@@ -1118,6 +1133,8 @@ TEST_CASE("a sweep's results never replace what is no results file" * doctest::t
   // The file has no line end: it must not pass for one line that was cut off.
   write_file(f.at("precious.json"), "{\"mine\": 1}");
   refuses(sweep("precious.json", "a.safetensors"), {"precious.json"});
+  write_file(f.at("lines.json"), "{\"mine\": 1}\n{\"mine\": 2}\n");
+  refuses(sweep("lines.json", "a.safetensors"), {"lines.json: holds no results of a sweep", "another --out"});
   CHECK(read_file(f.at("precious.json")) == "{\"mine\": 1}");
   const std::string trace = read_file(f.at("a.safetensors"));
   refuses(sweep("a.safetensors", "a.safetensors"), {"a.safetensors"});

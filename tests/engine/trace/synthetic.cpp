@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -234,6 +235,32 @@ TEST_CASE("synthetic routing: what recorded models had comes out in three large 
     o.partial_active = 0.6;
     check_asked(read_shape(name), o);
   }
+}
+
+TEST_CASE("synthetic routing: shares far above chance come out, or are refused") {
+  SyntheticOptions o;
+  o.sequences = 40;
+  o.prompt = o.tokens = 64;
+  o.ahead = 0;
+  o.partial = false;
+  const ModelFacts model = small_model(40, 32, 4);
+  for (const auto& asked : {std::array{0.95, 0.93, 0.9}, std::array{0.7, 0.6, 0.5}}) {
+    const double reuse = asked[0], favourites = asked[1], popularity = asked[2];
+    CAPTURE(reuse);
+    o.reuse = reuse;
+    o.favourites = favourites;
+    o.popularity = popularity;
+    const RoutingShares all = measure(synthesize(model, o)->trace).all();
+    // Half a point of the calibration's, and as much for 40 layers of popular experts.
+    CHECK(std::abs(all.reuse.value() - reuse) < 0.01);
+    CHECK(std::abs(all.favourites.value() - favourites) < 0.01);
+    CHECK(std::abs(all.popularity.value() - popularity) < 0.01);
+  }
+  o.reuse = o.favourites = o.popularity = 0.99;
+  CHECK(says(refusal_of(small_model(4, 8, 2), o), {"reuse 0.99 cannot be met", "the nearest is"}));
+  o = {};
+  o.sequences = 1U << 20U;
+  CHECK(says(refusal_of(small_model(40, 128, 8), o), {"tokens would take", "--no-partial"}));
 }
 
 TEST_CASE("synthetic routing: another setting comes out in three large models") {
