@@ -20,6 +20,9 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True  # nothing is left beside the sources
+sys.path.insert(0, str(ROOT / "bench/shared"))
+import kept
 MODELS = {"tiny-qwen-moe": "qwen1.5-moe-a2.7b", "tiny-mixtral": "mixtral-8x7b"}
 MACHINES = {"gtx1080ti-pcie1": "PCIe 1.0", "rtx3090-pcie3": "PCIe 3.0", "rtx4090-pcie4": "PCIe 4.0",
             "h200-pcie5": "PCIe 5.0", "orin-nvme": "NVMe"}
@@ -55,13 +58,14 @@ def weak_twin(folder, name):
 def recommendation(ferry, folder, routing, name, machine, budget):
     """What ferry recommend says, kept in a file."""
     out = folder / f"{name}-{Path(machine).stem}-{budget.rstrip('%')}.json"
-    if not out.exists():
+    files = [word for word in [*routing, str(machine)] if Path(word).is_file()]
+    if not kept.is_current(out, files):
         part = out.with_suffix(".part")
         command = [str(ferry), "recommend", *routing, "--machine", str(machine), "--budget", budget, "--json", str(part)]
         run = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if run.returncode != 0:
             raise Failure(run.stderr.strip().splitlines()[-1] if run.stderr else f"exit status {run.returncode}")
-        part.rename(out)
+        kept.keep(part, out, files)
     return json.loads(out.read_text())
 
 

@@ -31,6 +31,9 @@ sys.dont_write_bytecode = True  # nothing is left beside the sources
 import joined
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench/shared"))
+import kept
+
 MODELS = {"tiny-qwen-moe": "qwen1.5-moe-a2.7b", "tiny-mixtral": "mixtral-8x7b"}
 BUDGETS = ["12.5%", "25%", "50%", "75%"]
 SLOWER = 0.995  # within half a percent two stacks count as equally fast
@@ -267,7 +270,7 @@ def arguments():
 
 def with_joined_sequences(trace, args):
     out = args.out / f"{trace.stem}-joined-{args.joined}-{args.prompt or 0}.safetensors"
-    if out.exists():
+    if kept.is_current(out, [trace]):
         return out
     part = out.with_suffix(".part")
     try:
@@ -275,7 +278,7 @@ def with_joined_sequences(trace, args):
             raise Failure(f"{trace}: has fewer tokens than --joined {args.joined}")
     except (ValueError, KeyError, TypeError) as error:
         raise Failure(f"{trace}: no trace of ferry trace import or record: {error}") from error
-    part.rename(out)
+    kept.keep(part, out, [trace])
     return out
 
 
@@ -289,13 +292,13 @@ def main():
         for text in args.texts:
             partial = "-partial" if args.lossy else ""  # what importance-driven reads
             trace = args.out / f"{model}-{text.stem}-{args.tokens or 'all'}{partial}.safetensors"
-            if not trace.exists():
+            if not kept.is_current(trace, [text]):
                 print(f"recording {model} over {text.name}", file=sys.stderr)
                 part = trace.with_suffix(".part")
                 limit = ["--tokens", args.tokens] if args.tokens else []
                 limit += ["--stack", "importance+pre"] if args.lossy else []
                 run([args.ferry, "trace", "record", "--model", model, "--text", text, "--out", part, *limit])
-                part.rename(trace)
+                kept.keep(part, trace, [text])
             work.append((trace, shape))
     if args.joined:
         work = [(with_joined_sequences(trace, args), shape) for trace, shape in work]

@@ -33,9 +33,12 @@ def join(source, target, length, prompt):
     whole = tokens // length
     if whole == 0:
         return 0
+    # Scores of partial states are recorded in decode alone: tokens of a prompt that are decoded here have none.
+    phases = data[slice(*header["phase"]["data_offsets"])] if "phase" in header else b"\1" * tokens
+    decoded = any(phases[s * length + t] == 0 for s in range(whole) for t in range(prompt, length))
     kept = {}  # all other tensors have a row a token
     for name, tensor in header.items():
-        if name in ("phase", "sequence_start"):
+        if name in ("phase", "sequence_start") or (decoded and name in ("partial", "choice_partial")):
             continue
         begin, end = tensor["data_offsets"]
         if tensor["shape"][0] != tokens or not 0 <= begin <= end <= len(data) or (end - begin) % tokens:

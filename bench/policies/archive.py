@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True  # nothing is left beside the sources
+sys.path.insert(0, str(ROOT / "bench/shared"))
+import kept
 MODELS = {"tiny-qwen-moe": "qwen1.5-moe-a2.7b", "tiny-mixtral": "mixtral-8x7b"}
 MACHINES = {"gtx1080ti-pcie1": "PCIe 1.0", "rtx3090-pcie3": "PCIe 3.0", "rtx4090-pcie4": "PCIe 4.0",
             "h200-pcie5": "PCIe 5.0", "orin-nvme": "NVMe"}
@@ -57,12 +60,12 @@ def arguments():
 
 def record(ferry, args, model):
     trace = args.out / f"{model}.safetensors"
-    if not trace.exists():
+    if not kept.is_current(trace, [args.text]):
         part = trace.with_suffix(".part")
         # This stack keeps the scores of partial hidden states, which one of the predictors reads.
         run(ferry, "trace", "record", "--model", model, "--text", args.text, "--tokens", args.tokens, "--stack", "importance+pre",
             "--alpha", 0, "--out", part)
-        part.rename(trace)
+        kept.keep(part, trace, [args.text])
     return trace
 
 
