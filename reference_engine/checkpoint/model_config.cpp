@@ -236,6 +236,10 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (c.hidden % c.heads != 0) f.refuse("hidden_size", fmt::format("a multiple of {} heads", c.heads));
     c.head_dim = c.hidden / c.heads;
   }
+  if (c.head_dim % 2 != 0) {
+    f.has(head_dim) ? f.refuse(head_dim, "an even number")
+                    : f.refuse("hidden_size", fmt::format("an even number for each of {} heads", c.heads));
+  }
   c.vocabulary = f.whole("vocab_size", 2, 1U << 24U);
   c.context = f.whole("max_position_embeddings", 1, 1U << 28U);
   const auto says = [&f](const char* name) { return f.has(name) || f.is_null(name); };
@@ -263,11 +267,6 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (fields->has("quantization_config")) read_quantization(*fields, where, c);
   }
   read_family(f, c);
-  const bool turns = std::any_of(c.layer.begin(), c.layer.end(), [](const LayerConfig& l) { return l.turns; });
-  if (turns && c.head_dim % 2 != 0) {
-    f.has(head_dim) ? f.refuse(head_dim, "an even number")
-                    : f.refuse("hidden_size", fmt::format("an even number for each of {} heads", c.heads));
-  }
   if (nested) c.tied_embeddings = is_tied(whole, c.tied_embeddings, absent.tied);
 
   if (c.value_dim == 0) c.value_dim = c.head_dim;

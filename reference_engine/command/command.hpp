@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -65,7 +67,8 @@ CLI::Validator in_range(Bound least, Bound most) {
   CLI::Validator range = CLI::Range(least, most);  // for its text in help
   range.operation([least, most](const std::string& text) {
     Bound value{};
-    const bool number = CLI::detail::lexical_cast(text, value);
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool number = error == std::errc() && end == text.data() + text.size();
     return number && value >= least && value <= most
                ? std::string()
                : fmt::format("expected a whole number from {} to {}, got \"{}\"", least, most, text);

@@ -282,7 +282,7 @@ class RecommendCommand {
     RecordOptions r;
     r.window = window_;
     const auto tokens = static_cast<std::uint32_t>(model_->begin_tokens().size() + text_.tokens.size());
-    r.prompt = std::max(1U, std::min(window_, tokens) / 4);
+    r.prompt = std::max(1U, (tokens > window_ / 4 ? window_ : tokens) / 4);
     ProgressLine line("windows of the text");
     r.progress = [&line](std::uint64_t done, std::uint64_t total) {
       line.show(done, total);

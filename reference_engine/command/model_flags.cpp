@@ -16,6 +16,7 @@
 #include "support/errors.hpp"
 #include "support/memory.hpp"
 #include "support/progress.hpp"
+#include "support/text_file.hpp"
 
 namespace ferry::engine {
 
@@ -102,10 +103,16 @@ std::vector<std::string> ModelFlags::inputs() const {
   // Only the files of a folder that a model may consist of: others, such as reports, may be written.
   static const std::set<std::string> names = {"config.json", "generation_config.json", "model.safetensors.index.json",
                                               "tokenizer.json", "tokenizer_config.json"};
-  static const std::set<std::string> kinds = {".safetensors", ".model", ".tiktoken", ".jinja", ".gguf"};
+  static const std::set<std::string> kinds = {".model", ".tiktoken", ".jinja", ".gguf"};
+  const std::filesystem::path index = found / "model.safetensors.index.json";
+  std::error_code none;
+  const std::string shards = std::filesystem::is_regular_file(index, none) ? read_text("--model", index.string()) : "";
   for (const auto& file : std::filesystem::directory_iterator(found)) {
     const std::filesystem::path& path = file.path();
-    if (names.contains(path.filename().string()) || kinds.contains(path.extension().string())) {
+    const std::string name = path.filename().string();
+    const bool weights = name == "model.safetensors" ||
+                         (name.ends_with(".safetensors") && shards.find('"' + name + '"') != std::string::npos);
+    if (weights || names.contains(name) || kinds.contains(path.extension().string())) {
       files.push_back(path.string());
     }
   }

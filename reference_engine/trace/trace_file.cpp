@@ -39,17 +39,11 @@ const char* bytes_of(const std::byte* data) {
   return reinterpret_cast<const char*>(data);
 }
 
-/// Refuses NaN, from which a policy would make decisions that look plausible, and weights that are infinite. A score may
-/// be: that of an expert outside a token's groups is minus infinity.
+/// Refuses NaN, from which a policy would make decisions that look plausible.
 template <class T>
 void check_numbers(const std::filesystem::path& path, const std::string& name, std::span<const T> all) {
-  const bool weights = name == "weights";
-  const auto odd = std::find_if(all.begin(), all.end(),
-                                [&](T value) { return std::isnan(value) || (weights && std::isinf(value)); });
-  if (odd != all.end()) {
-    refuse(path, fmt::format("tensor \"{}\": [{}] is {}", name, odd - all.begin(),
-                             std::isnan(*odd) ? "no number" : "infinite"));
-  }
+  const auto odd = std::find_if(all.begin(), all.end(), [](T value) { return std::isnan(value); });
+  if (odd != all.end()) refuse(path, fmt::format("tensor \"{}\": [{}] is no number", name, odd - all.begin()));
 }
 
 /// A tensor of a Ferry trace, as a span of the mapped file.

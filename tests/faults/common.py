@@ -97,7 +97,7 @@ def commands(inputs):
         Command("calibrate-gates", ["calibrate", "gates", "--model", model, "--text", inputs / "long.txt", "--epochs",
                                     "2", "--out", "out.gates"], {"out.gates": "same"}),
         Command("calibrate-low-pool", ["calibrate", "low-pool", "--model", model, "--stack", "hobbit", "--text", text,
-                                       "--bytes", "48", "--out", "out.json"], {"out.json": "json"}),
+                                       "--bytes", "48", "--window", "24", "--out", "out.json"], {"out.json": "json"}),
         Command("report", ["report", inputs / "run.json", "--out", "out.html"], {"out.html": "same"}),
         Command("serve", ["serve", "--model", model, "--port", "0", "--stack", "lru", "--clients", "2", "--threads",
                           "2", "--grace", "5"]),

@@ -276,7 +276,7 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("trace generate --shape mixtral-8x7b --out x --ahead 1 --recall 0.8,0.7",
           {"--recall: 2 values for 1 layer that is predicted"});
   refuses("trace generate --shape mixtral-8x7b --out x --no-partial --partial-active 0.9",
-          {"--partial-active excludes"});
+          {"--no-partial excludes --partial-active"});
   refuses("pack --model tiny-mixtral --out -", {"--out", "expected a file"});
   refuses("sweep --traces x --machines rtx3090-pcie3 --stacks lru --out -", {"--out", "expected a file"});
   refuses("run --prompt-file - --json - --timeline -", {"-: named for two outputs"});

@@ -175,7 +175,7 @@ TEST_CASE("a device's memory becomes what it leaves for experts") {
   const Fixture f;
   // As `ferry run` computes it for a prompt and an answer of 256 positions.
   const Shell run = ferry_command(
-      "run --model tiny-mixtral --stack lru --device-memory 8MiB --max-new-tokens 1 --prefill-chunk 128 --prompt '" +
+      "run --model tiny-mixtral --stack lru --device-memory 8MiB --max-new-tokens 2 --prefill-chunk 128 --prompt '" +
       std::string(254, 'x') + "'");
   REQUIRE(run.status == 0);
   const std::size_t at = run.out.find(" leave ") + 7;

@@ -257,7 +257,7 @@ TEST_CASE("synthetic routing: shares far above chance come out, or are refused")
     CHECK(std::abs(all.popularity.value() - popularity) < 0.01);
   }
   o.reuse = o.favourites = o.popularity = 0.99;
-  CHECK(says(refusal_of(small_model(4, 8, 2), o), {"reuse 0.99 cannot be met", "the nearest is"}));
+  CHECK(says(refusal_of(small_model(8, 8, 2), o), {"reuse 0.99 cannot be met", "the nearest is"}));
   o = {};
   o.sequences = 1U << 20U;
   CHECK(says(refusal_of(small_model(40, 128, 8), o), {"tokens would take", "--no-partial"}));
