@@ -209,8 +209,8 @@ class RecommendCommand {
     text_.tokens.resize(std::min<std::size_t>(text_.tokens.size(), most));
     text_.bytes.resize(std::min<std::size_t>(text_.bytes.size(), most));
     // So many windows that a batch is full, if they do not become all too short.
-    const auto each = static_cast<std::uint32_t>(text_.tokens.size() / a_.batch);
-    window_ = std::min(std::clamp(each, 32U, 256U), model_->config().context);
+    const auto each = static_cast<std::uint32_t>(model_->begin_tokens().size() + text_.tokens.size() / a_.batch);
+    window_ = std::min(a_.batch == 1 ? 256U : std::clamp(each, 32U, 256U), model_->config().context);
     setting().trace_name = std::filesystem::path(source).filename().string();
   }
 
