@@ -341,9 +341,13 @@ void low_share(const CalibrateArguments& a, OutputFile& out) {
 int precision(const CalibrateArguments& a) {
   check(a, {&StackOptions::t1, &StackOptions::t2, &StackOptions::low_share_percent});
   if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
+  const bool has_thresholds = a.flags.takes(a.stack, &StackOptions::t1);
+  if (!has_thresholds && a.steps != CalibrateArguments().steps) {
+    throw InputError(
+        fmt::format("--steps: is for thresholds, which {} has not: its share is found in whole percents", a.stack));
+  }
   OutputFile out(a.out, stack_json);
-  return unless_interrupted(
-      [&] { a.flags.takes(a.stack, &StackOptions::t1) ? thresholds(a, out) : low_share(a, out); });
+  return unless_interrupted([&] { has_thresholds ? thresholds(a, out) : low_share(a, out); });
 }
 
 int substitution(const CalibrateArguments& a) {

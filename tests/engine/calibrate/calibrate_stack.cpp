@@ -492,6 +492,7 @@ TEST_CASE("what cannot be calibrated is refused in one line") {
       {"calibrate substitution --stack hobbit" + text + out, "importance+er"},
       {"calibrate cache-weights --stack fate" + text + out, "stacks that do: hobbit"},
       {"calibrate shallow-boundary --stack lru" + text + out, "lru has no --shallow-layers"},
+      {"calibrate precision --stack fate --steps 1000" + text + out, "--steps: is for thresholds, which fate has not"},
       {"calibrate skipping --stack fate" + text + out, "fate has no --loss-rate"},
       {"calibrate skipping --stack ferry-lossy --max-loss 2" + text + out, "--max-loss: expected --loss here"},
       {"calibrate skipping --stack ferry-lossy --loss 0" + text + out, "--loss: expected more than 0"},

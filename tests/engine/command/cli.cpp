@@ -369,6 +369,11 @@ TEST_CASE("a report may lie in the model's own folder, again and again, and the 
   const std::string run = "run --model '" + model.string() + "' --prompt To --max-new-tokens 2 --json '";
   for (int times = 0; times < 2; ++times) CHECK(run_ferry(run + (model / "run.json").string() + "'").status == 0);
   CHECK(Json::parse(read_file((model / "run.json").string())).contains("text"));
+  const std::string logits = "run --model '" + model.string() + "' --prompt To --max-new-tokens 2 --logits '";
+  for (int times = 0; times < 2; ++times) {
+    CHECK(run_ferry(logits + (model / "logits.safetensors").string() + "'").status == 0);
+  }
+  refuses(logits + (model / "model.safetensors").string() + "'", {"model.safetensors", "is read by this run"});
   refuses(run + (model / "config.json").string() + "'", {"config.json", "is read by this run"});
 }
 
