@@ -211,13 +211,16 @@ Mixture mixture(const ModelShape& shape, const Sample& sample, const SyntheticTa
     const Shares met = shares_of(shape, m, tokens);
     const bool all =
         is_near(met.next, t.reuse) && is_near(met.later, t.favourites) && is_near(met.others, t.popularity);
-    if (!all && again < 3) {
+    if (!all && again < 8) {
       const auto nearer = [&](double& value, double asked, double found) {
         value = std::clamp(value + asked - found, from_ppm(ppm * shape.top_k / shape.experts), 0.999);
       };
       nearer(aim.next, t.reuse, met.next);
       nearer(aim.later, t.favourites, met.later);
       nearer(aim.others, t.popularity, met.others);
+      // A token is never less like the next one than like those far away.
+      aim.later = std::min(aim.later, aim.next);
+      aim.others = std::min(aim.others, aim.later);
       continue;
     }
     need("reuse", t.reuse, met.next, "");
