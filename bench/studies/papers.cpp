@@ -77,7 +77,7 @@ double Measured::prefill_per_s() const {
   return static_cast<double>(p.tokens) / seconds(p.total);
 }
 double Measured::ttft_s() const {
-  return seconds(run.phase[static_cast<unsigned>(Phase::prefill)].total) / run.groups;
+  return run.prefilled == 0 ? 0 : seconds(run.prefill) / run.prefilled;
 }
 double Measured::tpot_s() const {
   const PhaseClock& p = run.phase[static_cast<unsigned>(Phase::decode)];
