@@ -1,5 +1,5 @@
-"""Files that a benchmark keeps, so that it goes on where it ended: each has a note beside it of what it was made of, for a file of
-the same name may hold something else by now."""
+"""Files that a benchmark keeps, so that it goes on where it ended. Each has a note beside it of what it was made of: a file of the
+same name may hold something else by now."""
 import hashlib
 
 

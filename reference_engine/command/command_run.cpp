@@ -229,8 +229,8 @@ class Runs {
                                                          : ModelFlags::Budgets{{}, a_.device_memory});
   }
 
-  /// The positions of each prompt, with those of what it may generate but for the last token, which is not run. Refuses prompts that are too long before minutes are spent
-  /// on the others.
+  /// The positions of each prompt, with those of what it may generate but for the last token, which is not run. Refuses
+  /// prompts that are too long before minutes are spent on the others.
   [[nodiscard]] std::vector<std::uint32_t> check_prompts() const {
     const bool by_tokens = !options_.token_prompts.empty();
     std::vector<std::uint32_t> positions;

@@ -60,9 +60,9 @@ struct Ranks {
 };
 
 /// From the variables of Open MPI, of PMI (MPICH, srun), of a Slurm job array (SLURM_ARRAY_TASK_ID, _MIN, _MAX, _STEP
-/// and _COUNT), or of the tasks of a step of Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS): whichever is set, in that order; one rank without.
-/// Throws InputError for values that are no numbers, a rank that is not below the number of ranks, or an array whose
-/// ids are not evenly spaced.
+/// and _COUNT), or of the tasks of a step of Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS): whichever is set, in that order; one
+/// rank without. Throws InputError for values that are no numbers, a rank that is not below the number of ranks, or an array
+/// whose ids are not evenly spaced.
 Ranks ranks_of_environment();
 
 /// "results.jsonl" of rank 3 of 16 is "results.3-of-16.jsonl"; of one rank alone it stays.
