@@ -583,6 +583,8 @@ void hy_v3(FamilyReader& r) {
   r.c.names.shared = "mlp.shared_mlp.";
   r.c.inner_names.emplace().choice_bias = "mlp.e_score_correction_bias";
   r.shared_experts("num_shared_experts", 1);
+  // In transformers a shared part of width 0 gets the width of dense layers.
+  if (r.c.shared_width == 0) r.c.shared_width = r.f.whole("intermediate_size", 1, largest_dimension);
   r.c.head_norm = HeadNorm::heads_before_rope;
   r.attention_bias(false);
   r.must_be_off({"mlp_bias"});

@@ -305,6 +305,11 @@ TEST_CASE("heads of latent attention need not divide the hidden size") {
   CHECK(read("hunyuan_v1_moe", {{"kv_lora_rank", 512}}).head_dim == 16);  // other families ignore that field
 }
 
+TEST_CASE("Hunyuan 3 without shared experts has a shared part as wide as a dense layer") {
+  CHECK(read("hy_v3").shared_width == 16);
+  CHECK(read("hy_v3", {{"num_shared_experts", 0}}).shared_width == 32);
+}
+
 TEST_CASE("LFM2") {
   const ModelConfig lfm =
       read("lfm2_moe", {{"routed_scaling_factor", 1.5}, {"norm_eps", 1e-3}, {"rms_norm_eps", 1e-6}});
