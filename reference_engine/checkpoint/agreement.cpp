@@ -91,8 +91,8 @@ std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const Mod
     if (ends(name, "rotary_emb.inv_freq")) continue;     // old files have it; it says nothing new
     if (gguf && name.rfind("rope_f", 0) == 0) continue;  // rope_freqs, rope_factors: read with the metadata
     if (c.tied_embeddings && name == c.names.head + "weight") continue;
-    if (checkpoint.find(name)->at(name).elements() == 0)
-      continue;  // as transformers writes shared experts of which there are none
+    // transformers writes shared experts of which there are none.
+    if (checkpoint.find(name)->at(name).elements() == 0) continue;
     const auto layer = layer_of(name, c);
     const bool predicts_more = begins(name, c.names.model + "mtp");  // ERNIE's layers for multi-token prediction
     const bool used = layer ? *layer < c.layers

@@ -402,7 +402,7 @@ std::vector<Row> usual_rows() {
        }},
       {"handing copies over",
        [](const RunReport& r) { return time(seconds(r.times[0].handing + r.times[1].handing)); }},
-      // In both bounds the device computes every expert, so that a run whose host helps can be faster: it is not measured by them.
+      // In both bounds the device computes every expert. A run whose host helps can be faster, and is not measured by them.
       {"all-resident bound",
        [](const RunReport& r) {
          const bool faster = r.counters.of(Phase::decode).host_computed > 0 && r.tpot_s() < r.all_resident_tpot_s;

@@ -18,6 +18,7 @@
 #include "ferry/codec/round_to_nearest.hpp"
 #include "inference/generate.hpp"
 #include "math/expert_kernel.hpp"
+#include "store/pack.hpp"
 #include "support/errors.hpp"
 
 namespace {
@@ -252,6 +253,12 @@ TEST_CASE("a checkpoint with a weight that is not finite is refused at low preci
   const std::string expected = "tensor \"" + name + "\": the weight at [5, 3] is -inf, which int4 cannot hold";
   CHECK_THROWS_WITH_AS(store.add(Precision::int4), expected.c_str(), InputError);
   CHECK(store.precisions() == 0b10000);
+
+  PackOptions o;
+  o.precisions = {"int4"};
+  CHECK_THROWS_WITH_AS(static_cast<void>(pack_store(folder.path(), folder.path() / "s.ferry", o)), expected.c_str(),
+                       InputError);
+  CHECK_FALSE(std::filesystem::exists(folder.path() / "s.ferry.part"));  // nothing could come of it
 }
 
 /// A model's experts after a round trip through `bits`, as a store that holds them at full precision.
